@@ -1,0 +1,23 @@
+"""From settings as a person writes them to a model: what `ablate.build` is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ablate import grid, model
+from ablate.settings import ModelSettings, resolved, typed
+
+
+def model_settings(baseline: Mapping[str, Any], vocab_size: int = 256) -> ModelSettings:
+    """The resolved settings of a model, written as in the `baseline` of an experiment file. Raises `Faults`."""
+    tree = grid.baseline_tree({"baseline": baseline, "train": {"steps": 1, "batch_tokens": 1, "seq_len": 1}})
+    return resolved(typed(tree), vocab_size).model
+
+
+def build(settings: Mapping[str, Any], seed: int = 0) -> model.Transformer:
+    """A model from settings such as `{"preset": "llama", "n_layers": 2}`, its weights drawn from `seed`.
+
+    `model(input_ids)` gives logits; `cache = model.new_cache(batch, tokens)` and `model(next_ids, cache=cache)` decode.
+    """
+    return model.build(model_settings(settings), seed)

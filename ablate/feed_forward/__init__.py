@@ -1,0 +1,46 @@
+"""The `feed_forward` slot: what works on each token alone. One file a choice.
+
+A choice's module is called as `module(x, mask)` with `x` `(B, T, D)` and `mask` `(B, T)` bool or None (True where a token is
+real). It may offer `losses()`, weighted and added to the training loss, `metrics()`, logged, and `after_step()`.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from torch import nn
+
+from ablate.choice import Choice, Shape
+
+
+class FeedForwardChoice(Choice):
+    """Settings, module and cost of one feed-forward network."""
+
+    def resolve(self, shape: Shape) -> Self:
+        """A copy in which every default that depends on the shape stands as a number."""
+        return self
+
+    def problems(self, shape: Shape) -> list[str]:
+        """Why these (resolved) settings cannot work in this shape, one sentence each."""
+        return []
+
+    def build(self, shape: Shape) -> nn.Module:
+        """The module. Weights are drawn later, by `ablate.init`."""
+        raise NotImplementedError(f"feed_forward '{self.name}' has no build(shape)")
+
+    def params(self, shape: Shape) -> int:
+        """Parameters of one layer's module."""
+        from ablate.meta import count_parameters
+
+        return count_parameters(lambda: self.build(shape))
+
+    def params_active(self, shape: Shape) -> int:
+        """Parameters that one token meets."""
+        return self.params(shape)
+
+    def flops(self, shape: Shape) -> dict[str, float] | None:
+        """FLOPs a token of one forward pass, by term: matrix products only. None where the choice does not say."""
+        return None
+
+
+Base = FeedForwardChoice

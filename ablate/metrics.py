@@ -1,0 +1,99 @@
+"""What each reported number is: its name, unit, better direction, and whether it is exact or was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Direction = Literal["lower", "higher"]
+
+ARROWS: dict[Direction | None, str] = {"lower": "↓", "higher": "↑", None: ""}
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One reported column. Nothing has a default: a direction that nobody stated is not a direction."""
+
+    column: str
+    label: str
+    unit: str
+    direction: Direction | None  # None: neither way is better, so that no value is ever marked as best
+    noisy: bool  # measured with spread; an exact value is the same for every seed
+    scale: float  # the stored value divided by this is shown
+    decimals: int | None  # None: four significant digits
+
+    @property
+    def heading(self) -> str:
+        """The label with its direction and unit, as in `validation loss ↓ (nats/token)`."""
+        arrow = ARROWS[self.direction]
+        unit = f"({self.unit})" if self.unit else ""
+        return " ".join(part for part in (self.label, arrow, unit) if part)
+
+
+def _exact(column: str, label: str, unit: str) -> Metric:
+    return Metric(column=column, label=label, unit=unit, direction="lower", noisy=False, scale=1, decimals=0)
+
+
+def _loss(column: str, label: str, unit: str) -> Metric:
+    return Metric(column=column, label=label, unit=unit, direction="lower", noisy=True, scale=1, decimals=4)
+
+
+def _speed(column: str, label: str) -> Metric:
+    return Metric(column=column, label=label, unit="tokens/s", direction="higher", noisy=True, scale=1, decimals=None)
+
+
+def _time(column: str, label: str, unit: str, scale: float) -> Metric:
+    return Metric(column=column, label=label, unit=unit, direction="lower", noisy=True, scale=scale, decimals=None)
+
+
+def _memory(column: str, label: str) -> Metric:
+    return Metric(column=column, label=label, unit="MiB", direction="lower", noisy=True, scale=MIB, decimals=1)
+
+
+_KNOWN = (
+    _loss("val_loss", "validation loss", "nats/token"),
+    _loss("val_bits_per_byte", "validation", "bits/byte"),
+    _loss("train_loss", "training loss", "nats/token"),
+    _loss("best_val_loss", "best validation loss", "nats/token"),
+    _exact("params_total", "parameters, total", ""),
+    _exact("params_active", "parameters, active", ""),
+    _exact("params_embedding", "parameters, embedding", ""),
+    _exact("flops_per_token", "FLOPs", "per token"),
+    _exact("kv_cache_bytes_per_token", "KV cache", "bytes per token"),
+    _exact("kv_cache_bytes_measured", "KV cache measured", "bytes"),
+    _exact("kv_cache_bytes_allocated", "KV cache allocated beyond", "bytes"),
+    _speed("train_tokens_per_second", "training"),
+    _speed("prefill_tokens_per_second", "prefill"),
+    _speed("decode_tokens_per_second", "decode"),
+    _time("step_seconds_p50", "step, median", "ms", 1e-3),
+    _time("prefill_seconds_p50", "prefill, median", "ms", 1e-3),
+    _time("decode_seconds_per_token_p50", "decode, median", "ms/token", 1e-3),
+    _time("compile_seconds", "compilation", "s", 1),
+    _time("wall_seconds", "wall time", "s", 1),
+    _memory("peak_allocated_bytes", "peak allocated"),
+    _memory("peak_reserved_bytes", "peak reserved"),
+    _memory("peak_rss_bytes", "peak RSS"),
+    _memory("device_used_bytes", "device used"),
+    _time("energy_joules_per_token", "energy", "J/token", 1),
+    Metric(
+        column="mfu",
+        label="model FLOPs utilisation",
+        unit="%",
+        direction="higher",
+        noisy=True,
+        scale=0.01,
+        decimals=1,
+    ),
+)
+
+METRICS: dict[str, Metric] = {metric.column: metric for metric in _KNOWN}
+
+
+def metric_of(column: str) -> Metric:
+    """The metric in `column`; one that nobody described keeps its name and has no direction, so it is never best."""
+    if column in METRICS:
+        return METRICS[column]
+    decimals = 0 if column.endswith("_bytes") else None
+    return Metric(column=column, label=column, unit="", direction=None, noisy=True, scale=1, decimals=decimals)

@@ -1,0 +1,108 @@
+"""The choices that exist: THE FILE IS THE NAME.
+
+`attention: gqa` means the class `Config` in `ablate/attention/gqa.py`; a dotted name (`my_lab.talking_heads`) or a path
+(`./talking_heads.py`) means the same class in the user's own code. Nothing is registered and no list is kept.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ablate import choice
+from ablate.choice import Choice, Faults, SettingsError, unknown, validated
+
+SLOTS = ("attention", "position", "feed_forward", "norm", "block")
+SOURCES = ("data",)
+_HOME = Path(__file__).parent
+
+
+def names(slot: str) -> list[str]:
+    """The built-in choices of a slot. Looks at file names only."""
+    return sorted(file.stem for file in (_HOME / slot).glob("*.py") if not file.stem.startswith("_"))
+
+
+def summary(slot: str, name: str) -> str:
+    """The first line of a built-in choice's file, read without running it."""
+    text = (_HOME / slot / f"{name}.py").read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+
+
+def is_foreign(name: str) -> bool:
+    """Whether `name` points to the user's own code."""
+    return "." in name or "/" in name or "\\" in name
+
+
+def configure(slot: str, raw: object, path: choice.Path = ()) -> Choice:
+    """The settings `raw` (a name, or a mapping with a name) of a slot, typed. Raises `Faults`."""
+    settings = {"name": raw} if isinstance(raw, str) else raw
+    if not isinstance(settings, Mapping):
+        cure = f"write one of: {', '.join(names(slot))} (in quotes where YAML reads a word as something else)"
+        raise Faults([SettingsError(path, f"{slot} needs a name or a mapping with a name, not {raw!r}", cure)])
+    name = settings.get("name")
+    if not isinstance(name, str):
+        raise Faults([SettingsError(path, f"{slot} has no name: {name!r}", f"known: {', '.join(names(slot))}")])
+    return validated(config_class(slot, name, path), settings, path)
+
+
+def config_class(slot: str, name: str, path: choice.Path = ()) -> type[Choice]:
+    """The class `Config` behind a name. Raises `Faults` where there is none."""
+    if not is_foreign(name) and name not in names(slot):
+        raise Faults([unknown(name, names(slot), slot, path)])
+    try:
+        found = _config(slot, name)
+    except Exception as error:
+        if not is_foreign(name):
+            raise
+        fault = SettingsError(path, f"{slot} '{name}' cannot be loaded: {type(error).__name__}: {error}")
+        raise Faults([fault]) from error
+    expected = slot_base(slot)
+    if not (isinstance(found, type) and issubclass(found, expected)):
+        cure = f"let its class Config derive from ablate.{slot}.{expected.__name__}"
+        raise Faults([SettingsError(path, f"{slot} '{name}' holds no {slot} choice", cure)])
+    return found
+
+
+def slot_base(slot: str) -> type[Choice]:
+    """The class that every Config of a slot derives from."""
+    found: type[Choice] = importlib.import_module(f"ablate.{slot}").Base
+    return found
+
+
+def source_sha256(name: str) -> str:
+    """The hash of a user's own choice's file: part of the identity of the trials that use it."""
+    return hashlib.sha256(Path(_foreign(name).__file__ or "").read_bytes()).hexdigest()
+
+
+@cache
+def _config(slot: str, name: str) -> Any:
+    module = _foreign(name) if is_foreign(name) else importlib.import_module(f"ablate.{slot}.{name}")
+    return getattr(module, "Config", None)
+
+
+@cache
+def _foreign(name: str) -> ModuleType:
+    if "/" in name or "\\" in name or name.endswith(".py"):
+        return _module_at(Path(name).resolve())
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    return importlib.import_module(name)
+
+
+def _module_at(file: Path) -> ModuleType:
+    name = f"ablate_choice_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise FileNotFoundError(f"no Python file at {file.name}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,193 @@
+"""What stands behind the comparisons: profiles, failures, every trial, and what each number means."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ablate.metrics import METRICS, metric_of
+from ablate.report.comparison import LOSS
+from ablate.report.evidence import NOT_FINISHED, Evidence, Row, Variant, shown_outcome
+from ablate.report.text import DOES_NOT_APPLY, NOT_MEASURED, escape, number, plain, table, text_table
+from ablate.stats import finite
+
+LONGEST_REASON = 300
+
+DEFINITIONS = """## What the numbers mean
+
+- validation loss: the sum over all validation tokens divided once by their number, in nats.
+- bits/byte: the same sum in bits, divided by the bytes of the text; it compares tokenizers.
+- ± : sample standard deviation over the seeds. n: seeds that ended ok with a finite loss.
+- difference: variant minus baseline, paired by seed, with a 95 % t interval. An interval that holds zero is
+  *no clear difference*; a single seed has no interval and no verdict.
+- **bold**: an exact value that is the best, or all that share it; of measured values only one whose paired interval
+  against every other in the table excludes zero. ↓ lower is better, ↑ higher is better.
+- n/a: not measured. —: does not apply. A word such as diverged or OOM: how the trials ended. Only ok trials compete.
+- FLOPs per token: matrix products only, of one forward pass at the training length; causal attention counts
+  (T+1)/2 keys a query, experts only where active, the output head is in, lookups are 0.
+- KV cache, bytes per token: the slope of the cache's size at full length; 0 for a state of fixed size.
+- tokens/s: all tokens of the timed steps divided by their total time, evaluation and compilation left out.
+- peak allocated, peak reserved, device used: what tensors held, what the allocator held, what the driver saw.
+  peak RSS: the largest resident memory of the trial's own process."""
+
+
+# --- Profiles ---------------------------------------------------------------------------------------------------------
+
+
+def profiles(evidence: Evidence) -> str:
+    """A table a phase: each variant in each cell of batch and context; empty where nothing was profiled."""
+    phases = sorted(
+        {str(row["phase"]) for rows in evidence.profiles.values() for row in rows},
+        key=lambda phase: (_rank(phase), phase),
+    )
+    tables = [(phase, _phase_table(evidence, phase)) for phase in phases]
+    parts = [f"### {escape(phase)}\n\n{text}" for phase, text in tables if text]
+    if not parts:
+        return ""
+    intro = "Median over the trials that ended ok (n); in brackets the spread within a trial (p90 - p10)."
+    return "\n\n".join(["## Profiles", intro, *parts])
+
+
+def _rank(phase: str) -> int:
+    known = ["train", "prefill", "decode"]
+    return known.index(phase) if phase in known else len(known)
+
+
+def _phase_table(evidence: Evidence, phase: str) -> str:
+    cells: dict[tuple[int, Any, Any], dict[str, list[Row]]] = {}
+    for place, variant in enumerate(evidence.variants):
+        for row in _profile_rows(evidence, variant, phase):
+            at = cells.setdefault((place, row["batch"], row["context"]), {})
+            at.setdefault(str(row["metric"]), []).append(row)
+    metrics = list(dict.fromkeys(name for found in cells.values() for name in found))
+    headers = ["variant", "batch", "context", *(escape(metric_of(name).heading) for name in metrics), "n"]
+    ordered = sorted(
+        cells.items(), key=lambda item: (item[0][0], *(-1 if each is None else each for each in item[0][1:]))
+    )
+    rows = [
+        [
+            escape(evidence.variants[place].name),
+            *(DOES_NOT_APPLY if each is None else f"{each:,}" for each in (batch, context)),
+            *(_profile_cell(found.get(name, []), name) for name in metrics),
+            str(max(len(each) for each in found.values())),
+        ]
+        for (place, batch, context), found in ordered
+    ]
+    return table(headers, rows)
+
+
+def _profile_rows(evidence: Evidence, variant: Variant, phase: str) -> Iterator[Row]:
+    for trial in variant.rows:
+        if trial.get("status") == "ok":
+            yield from (row for row in evidence.profiles.get(str(trial["trial_id"]), []) if row["phase"] == phase)
+
+
+def _profile_cell(rows: Sequence[Row], name: str) -> str:
+    values = [value for row in rows if (value := finite(row["value"])) is not None]
+    spreads = [spread for row in rows if (spread := finite(row["spread"])) is not None]
+    if not values:
+        return NOT_MEASURED
+    metric = metric_of(name)
+    text = number(_median(values), metric)
+    return f"{text} ({number(_median(spreads), metric)})" if spreads else text
+
+
+def _median(values: Sequence[float]) -> float:
+    # Whole numbers that agree stay whole.
+    return values[0] if len(set(values)) == 1 else statistics.median(values)
+
+
+# --- Failures ---------------------------------------------------------------------------------------------------------
+
+
+def failures(evidence: Evidence) -> str:
+    """Every trial that did not end ok, and every variant that the plan refused."""
+    rows = [_failure(variant, row) for variant, row in evidence.rows if row.get("status") != "ok"]
+    parts = ["## Failures"]
+    if rows:
+        headers = ["variant", "seed", "outcome", "phase", "step", "reason", "log"]
+        parts += [text_table(headers, rows), "Logs are in the folder of the results."]
+    elif evidence.rows:
+        parts.append("None: every trial that finished ended ok.")
+    else:
+        parts.append("No trial has finished.")
+    invalid = [
+        [escape(each.get("variant")), _reason(each.get("reason"))] for each in evidence.experiment.get("invalid") or []
+    ]
+    if invalid:
+        parts += [
+            "Variants that cannot be built and were not run:",
+            text_table(["variant", "reason"], invalid),
+        ]
+    return "\n\n".join(parts)
+
+
+def _failure(variant: Variant, row: Row) -> list[str]:
+    step = row["diverged_step"] if row.get("diverged_step") is not None else row.get("steps")
+    return [
+        escape(variant.name),
+        _text(row.get("seed")),
+        escape(shown_outcome(str(row.get("status")))),
+        _text(row.get("phase")),
+        NOT_MEASURED if step is None else f"{step:,}",
+        _reason(row.get("reason")),
+        _text(row.get("log")),
+    ]
+
+
+def _text(value: Any) -> str:
+    return NOT_MEASURED if value is None else escape(value)
+
+
+def _reason(reason: Any) -> str:
+    if reason is None:
+        return NOT_MEASURED
+    text = plain(reason)
+    return escape(text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…")
+
+
+# --- Every trial ------------------------------------------------------------------------------------------------------
+
+
+def all_trials(evidence: Evidence) -> str:
+    """The row of every planned trial, as it is stored."""
+    rows = [line for variant in evidence.variants for line in _trial_lines(variant)]
+    headers = [
+        "variant",
+        "seed",
+        "trial",
+        "outcome",
+        LOSS.heading,
+        METRICS["wall_seconds"].heading,
+        "attempts",
+    ]
+    if not rows:
+        return ""
+    parts = [
+        "## All trials",
+        "<details>",
+        "<summary>Show the table</summary>",
+        text_table(headers, rows),
+        "</details>",
+    ]
+    return "\n\n".join(parts)
+
+
+def _trial_lines(variant: Variant) -> Iterator[list[str]]:
+    name = escape(variant.name)
+    for row in variant.rows:
+        outcome = escape(shown_outcome(str(row.get("status"))))
+        loss = number(row.get("val_loss"), LOSS)
+        yield [
+            name,
+            _text(row.get("seed")),
+            _text(row.get("trial_id")),
+            outcome,
+            outcome if loss == NOT_MEASURED and outcome != "ok" else loss,
+            number(row.get("wall_seconds"), METRICS["wall_seconds"]),
+            _text(row.get("attempts")),
+        ]
+    for seed in variant.unfinished:
+        blank = [DOES_NOT_APPLY] * 3
+        yield [name, escape(seed), escape(variant.trials[seed]), NOT_FINISHED, *blank]

@@ -1,0 +1,225 @@
+"""Under which conditions the numbers came about, and what in them a careful reader must know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ablate.report.evidence import Evidence, Variant
+from ablate.report.text import count_of, escape, list_of, plain, significant, text_table
+from ablate.stats import finite
+
+# Rows that differ in one of these are not measured, or not trained, under the same conditions.
+SAME_FOR_ALL = {
+    "device": "device",
+    "gpu_uuid": "GPU",
+    "threads": "number of threads",
+    "precision": "precision",
+    "param_dtype": "dtype of the parameters",
+    "compute_dtype": "dtype of the computation",
+    "optimizer_state_dtype": "dtype of the optimizer's state",
+    "kernels": "kernels",
+    "deterministic": "determinism",
+    "torch": "torch version",
+    "python": "Python version",
+    "ablate": "ablate version",
+    "git_commit": "git commit",
+    "git_dirty": "git state (dirty)",
+    "corpus_sha256": "corpus",
+}
+RECIPE = ("train.lr", "train.warmup_steps")
+
+
+# --- What ran ---------------------------------------------------------------------------------------------------------
+
+
+def what_ran(evidence: Evidence, links: Mapping[str, str]) -> str:
+    """Counts, seeds, recipe, data, machine and how to run it again."""
+    lines = [f"- {label}: {text}" for label, text in _facts(evidence) if text]
+    command = evidence.experiment.get("command")
+    if command:
+        lines.append(f"- Run again:\n\n  ```sh\n  {plain(command)}\n  ```")
+    for label, url in links.items():
+        lines.append(f"- [{escape(label)}](<{_target(url)}>)")
+    return "## What ran\n\n" + "\n".join(lines)
+
+
+def _facts(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    document = evidence.experiment
+    yield "Trials", _outcomes(evidence)
+    yield "Plan", _plan(document.get("counts") or {})
+    yield "Seeds", ", ".join(escape(seed) for seed in document.get("seeds") or [])
+    yield "Recipe", _settings(document.get("train") or {})
+    yield "Data", _data(document.get("data") or {})
+    yield "Machine", _machine(document.get("machine") or {})
+    yield "Software", _software(document.get("machine") or {})
+    yield "Time", _time(evidence)
+    yield "Ignored files", "; ".join(escape(each) for each in evidence.results.skipped)
+
+
+def _outcomes(evidence: Evidence) -> str:
+    counts = sorted(evidence.outcomes.items(), key=lambda item: (item[0] != "ok", item[0]))
+    listed = ", ".join(f"{number:,} {escape(word)}" for word, number in counts)
+    refused = len(evidence.experiment.get("invalid") or [])
+    more = f"; {count_of(refused, 'variant')} refused as invalid and not run" if refused else ""
+    return (f"{evidence.planned:,} planned: {listed}" if listed else "none planned") + more
+
+
+def _plan(counts: Mapping[str, Any]) -> str:
+    words = ("raw", "excluded", "invalid", "merged", "planned")
+    listed = [f"{escape(counts[word])} {word}" for word in words if counts.get(word) is not None]
+    return "variants: " + ", ".join(listed) if listed else ""
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{escape(key)} {escape(_value(value))}" for key, value in settings.items() if value is not None)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool | Mapping | list):
+        return json.dumps(value, ensure_ascii=False)
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _data(data: Mapping[str, Any]) -> str:
+    parts = [escape(data["description"])] if data.get("description") else []
+    for key, words in (("train_tokens", "training tokens"), ("validation_tokens", "validation tokens")):
+        if data.get(key) is not None:
+            parts.append(f"{data[key]:,} {words}")
+    if data.get("sha256"):
+        parts.append(f"sha256 {escape(str(data['sha256'])[:16])}")
+    return "; ".join(parts)
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    parts = [machine[key] for key in ("device", "device_name") if machine.get(key)]
+    if machine.get("threads") is not None:
+        parts.append(count_of(machine["threads"], "thread"))
+    if machine.get("memory_bytes"):
+        parts.append(f"{machine['memory_bytes'] / 2**30:,.1f} GiB memory")
+    parts += [machine["os"]] if machine.get("os") else []
+    return ", ".join(escape(part) for part in parts)
+
+
+def _software(machine: Mapping[str, Any]) -> str:
+    names = (("python", "Python"), ("torch", "torch"), ("ablate", "ablate"))
+    parts = [f"{label} {escape(machine[key])}" for key, label in names if machine.get(key)]
+    if machine.get("git_commit"):
+        dirty = ", with uncommitted changes (dirty)" if machine.get("git_dirty") else ""
+        parts.append(f"git commit {escape(machine['git_commit'])}{dirty}")
+    elif machine:
+        parts.append("git commit unknown")
+    return ", ".join(parts)
+
+
+def _time(evidence: Evidence) -> str:
+    known = [finite(row.get("wall_seconds")) for _, row in evidence.rows]
+    seconds = sum(each for each in known if each is not None)
+    return f"{significant(float(seconds), 3)} s in all trials together" if seconds else ""
+
+
+def _target(url: str) -> str:
+    return plain(url).replace("<", "%3C").replace(">", "%3E").replace(" ", "%20").replace("\\", "%5C")
+
+
+# --- Read with care ---------------------------------------------------------------------------------------------------
+
+
+def cautions(evidence: Evidence) -> str:
+    """What limits the conclusions; empty where nothing does."""
+    lines = [f"- {caution}" for caution in _cautions(evidence)]
+    return "## Read with care\n\n" + "\n".join(lines) if lines else ""
+
+
+def _cautions(evidence: Evidence) -> Iterator[str]:
+    yield from _single_seed(evidence)
+    yield from _shared_recipe(evidence)
+    yield from _many_comparisons(evidence)
+    yield from _corpus_passes(evidence)
+    for column, label in SAME_FOR_ALL.items():
+        yield from _differing(evidence, column, label)
+    yield from _other_batches(evidence)
+    if (evidence.experiment.get("machine") or {}).get("git_dirty"):
+        yield "The code had changes that are not in its git commit."
+
+
+def _single_seed(evidence: Evidence) -> Iterator[str]:
+    alone = [each.name for each in evidence.variants if each.planned == 1]
+    if alone:
+        yield f"One seed only, so that no ± and no verdict is given: {list_of(alone)}."
+
+
+def _shared_recipe(evidence: Evidence) -> Iterator[str]:
+    others = [each for each in evidence.variants if not each.is_baseline]
+    sharing = [each.name for each in others if not any(key in each.changes for key in RECIPE)]
+    if not sharing:
+        return
+    who = "All variants" if len(sharing) == len(others) else f"The baseline and {list_of(sharing)}"
+    train = evidence.experiment.get("train") or {}
+    known = [f"{name} {train[key]}" for key, name in (("lr", "lr"), ("warmup_steps", "warm-up steps")) if key in train]
+    recipe = f" ({escape(', '.join(known))})" if known else ""
+    yield (
+        f"{who} share one learning rate and warm-up{recipe}, tuned for none of them: "
+        "a lower loss may mean that the variant suits this recipe."
+    )
+
+
+def _many_comparisons(evidence: Evidence) -> Iterator[str]:
+    contrasts = sum(not each.is_baseline for each in evidence.variants)
+    if contrasts > 1 and any(each.planned > 1 for each in evidence.variants):
+        yield (
+            f"{contrasts} variants are compared with one baseline and the 95 % intervals are not corrected for that: "
+            f"about {significant(contrasts * 0.05, 2)} of them would exclude zero by chance alone."
+        )
+
+
+def _corpus_passes(evidence: Evidence) -> Iterator[str]:
+    known = (finite(row.get("corpus_passes")) for _, row in evidence.rows)
+    passes = sorted({round(each, 1) for each in known if each is not None and each > 1})
+    if passes:
+        upto = "up to " if len(passes) > 1 else ""
+        yield f"The corpus was read {upto}{passes[-1]:g} times: training repeats its text."
+
+
+def _differing(evidence: Evidence, column: str, label: str) -> Iterator[str]:
+    owners: dict[str, list[str]] = {}
+    for variant, row in evidence.rows:
+        if row.get(column) is not None:
+            names = owners.setdefault(str(row[column]), [])
+            if variant.name not in names:
+                names.append(variant.name)
+    if len(owners) > 1:
+        listed = "; ".join(f"{escape(value[:80])} ({list_of(names, 4)})" for value, names in owners.items())
+        yield f"Not the same {label} in all trials, compare with care: {listed}."
+
+
+def _other_batches(evidence: Evidence) -> Iterator[str]:
+    hashes: dict[int, set[str]] = {}
+    for _, row in evidence.rows:
+        if row.get("batch_order_hash") is not None and row.get("seed") is not None:
+            hashes.setdefault(int(row["seed"]), set()).add(str(row["batch_order_hash"]))
+    seeds = [str(seed) for seed, found in sorted(hashes.items()) if len(found) > 1]
+    if seeds:
+        yield f"Not all variants of one seed saw the same batches (seed {', '.join(seeds)})."
+
+
+# --- The variants -----------------------------------------------------------------------------------------------------
+
+
+def variants_table(evidence: Evidence) -> str:
+    """What each variant changes, and what it says about itself."""
+    rows = [[escape(each.name), _changes(each), _notes(each)] for each in evidence.variants]
+    if not rows:
+        return ""
+    return "## Variants\n\n" + text_table(["variant", "changes to the baseline", "notes"], rows)
+
+
+def _changes(variant: Variant) -> str:
+    if variant.is_baseline:
+        return "—"
+    return "; ".join(f"{escape(key)}: {escape(_value(value))}" for key, value in variant.changes.items())
+
+
+def _notes(variant: Variant) -> str:
+    return "; ".join(escape(note) for note in variant.facts.get("notes") or [])

@@ -1,0 +1,178 @@
+"""What the report judges: the planned variants, the rows stored for each, and what is missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from ablate.metrics import Metric
+from ablate.results import Results
+from ablate.stats import Difference, Summary, finite, paired_difference, summarize, values_by_seed
+
+NOT_FINISHED = "not finished"
+
+Row = Mapping[str, Any]
+
+
+def shown_outcome(status: str) -> str:
+    """The outcome's word as tables show it."""
+    return {"oom": "OOM"}.get(status, status)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One variant: what was planned and what is stored."""
+
+    name: str
+    is_baseline: bool
+    groups: tuple[str, ...]
+    changes: Mapping[str, Any]
+    trials: Mapping[str, str]  # seed -> trial id, as planned
+    facts: Mapping[str, Any]  # its entry in experiment.json
+    rows: Sequence[Row]
+
+    @cached_property
+    def outcomes(self) -> Counter[str]:
+        """Trials by outcome, those not finished among them."""
+        counts = Counter(shown_outcome(str(row.get("status"))) for row in self.rows)
+        if self.unfinished:
+            counts[NOT_FINISHED] = len(self.unfinished)
+        return counts
+
+    @cached_property
+    def unfinished(self) -> list[str]:
+        """Planned seeds without a row."""
+        stored = {row.get("trial_id") for row in self.rows}
+        return [seed for seed, trial_id in self.trials.items() if trial_id not in stored]
+
+    @property
+    def planned(self) -> int:
+        """How many trials it should have."""
+        return len(self.rows) + len(self.unfinished)
+
+    @property
+    def competes(self) -> bool:
+        """Whether any of its trials ended `ok`."""
+        return any(row.get("status") == "ok" for row in self.rows)
+
+    def by_seed(self, column: str) -> dict[int, float]:
+        """The values of `column` that compete, by seed."""
+        return values_by_seed(self.rows, column)
+
+    def summary(self, column: str) -> Summary:
+        """Mean and sd over the seeds that compete."""
+        return summarize(self.by_seed(column).values())
+
+    def exact(self, column: str) -> float | None:
+        """The value that all its rows, or else the plan, agree on."""
+        stored = [finite(row.get(column)) for row in self.rows]
+        known = {each for each in (*stored, finite(self.facts.get(column))) if each is not None}
+        return known.pop() if len(known) == 1 else None
+
+    def against(self, other: Variant, metric: Metric) -> Difference:
+        """This variant minus the other, paired by seed."""
+        return paired_difference(self.by_seed(metric.column), other.by_seed(metric.column), metric.direction)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that a report is made of."""
+
+    results: Results
+    variants: Sequence[Variant]  # the baseline first
+    loss_curves: Mapping[str, Sequence[tuple[float, float | None]]]  # trial id -> (tokens, validation loss)
+    profiles: Mapping[str, Sequence[Row]]  # trial id -> its profile
+
+    @property
+    def experiment(self) -> Mapping[str, Any]:
+        """The document that describes the experiment; empty where there is none."""
+        return self.results.experiment
+
+    @cached_property
+    def baseline(self) -> Variant | None:
+        """The baseline, where the experiment still has one."""
+        return next((variant for variant in self.variants if variant.is_baseline), None)
+
+    @cached_property
+    def rows(self) -> list[tuple[Variant, Row]]:
+        """Every stored trial with its variant."""
+        return [(variant, row) for variant in self.variants for row in variant.rows]
+
+    @cached_property
+    def outcomes(self) -> Counter[str]:
+        """All trials by outcome."""
+        return sum((variant.outcomes for variant in self.variants), Counter())
+
+    @property
+    def planned(self) -> int:
+        """How many trials there should be."""
+        return sum(variant.planned for variant in self.variants)
+
+    @property
+    def unfinished(self) -> int:
+        """How many of them have no row."""
+        return self.outcomes[NOT_FINISHED]
+
+
+def evidence_of(results: Results) -> Evidence:
+    """The stored frames and the plan brought together."""
+    rows: dict[str, list[Row]] = {}
+    for row in records(results.trials):
+        rows.setdefault(str(row.get("variant")), []).append(row)
+    entries = results.experiment.get("variants") or _entries_of(rows)
+    variants = [_variant(entry, rows.get(str(entry["name"]), [])) for entry in entries]
+    variants.sort(key=lambda variant: not variant.is_baseline)
+    profiles: dict[str, list[Row]] = {}
+    for row in records(results.profiles):
+        profiles.setdefault(str(row["trial_id"]), []).append(row)
+    return Evidence(results, variants, _loss_curves(results.curves), profiles)
+
+
+def _loss_curves(curves: pd.DataFrame) -> dict[str, list[tuple[float, float | None]]]:
+    if curves.empty:
+        return {}
+    found: dict[str, list[tuple[float, float | None]]] = {}
+    for row in records(curves[(curves["split"] == "val") & (curves["metric"] == "loss")]):
+        if row["tokens"] is not None:
+            found.setdefault(str(row["trial_id"]), []).append((row["tokens"], finite(row["value"])))
+    return {trial_id: sorted(points, key=lambda point: point[0]) for trial_id, points in found.items()}
+
+
+def records(frame: pd.DataFrame) -> list[Row]:
+    """The rows of a frame as plain Python; what is missing is None."""
+    names = [str(name) for name in frame.columns]
+    columns = [[_plain_value(value) for value in frame[name]] for name in frame.columns]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _plain_value(value: Any) -> Any:
+    if pd.isna(value):
+        return None
+    return value.item() if hasattr(value, "item") else value
+
+
+def _entries_of(rows: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
+    """A plan made up from the rows, for results whose experiment.json is lost: nothing is known to be missing."""
+    return [{"name": name, "is_baseline": bool(group[0].get("is_baseline"))} for name, group in rows.items()]
+
+
+def _variant(entry: Mapping[str, Any], rows: Sequence[Row]) -> Variant:
+    return Variant(
+        name=str(entry["name"]),
+        is_baseline=bool(entry.get("is_baseline")),
+        groups=tuple(entry.get("groups") or ()),
+        changes=entry.get("changes") or {},
+        trials=entry.get("trials") or {},
+        facts=entry,
+        rows=sorted(rows, key=_seed_of),
+    )
+
+
+def _seed_of(row: Row) -> int:
+    seed = row.get("seed")
+    return -1 if seed is None else int(seed)

@@ -1,0 +1,129 @@
+"""The report's first page: the question, and one sentence for each contrast with the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ablate.metrics import METRICS, Metric
+from ablate.report.comparison import (
+    BUDGET,
+    CACHE,
+    LOSS,
+    budget_change,
+    difference_pairs,
+    has_other_budget,
+    outcome_text,
+)
+from ablate.report.evidence import Evidence, Variant
+from ablate.report.text import count_of, escape, interval, mean_and_sd, ratio
+from ablate.stats import summarize
+
+SPEED = METRICS["train_tokens_per_second"]
+MOST_SENTENCES = 24
+
+
+def title(evidence: Evidence) -> str:
+    """The experiment's name, its question, and what is still missing."""
+    parts = [f"# {escape(evidence.experiment.get('name') or evidence.results.folder.name)}"]
+    question = evidence.experiment.get("question")
+    if question:
+        parts.append(f"> {escape(question)}")
+    if evidence.unfinished:
+        are = "is" if evidence.unfinished == 1 else "are"
+        total = count_of(evidence.planned, "trial")
+        parts.append(f"**{evidence.unfinished:,} of {total} {are} not finished: all below is provisional.**")
+    return "\n\n".join(parts)
+
+
+def summary(evidence: Evidence) -> str:
+    """What was found, in sentences that name the difference, its interval, the verdict and the cost."""
+    if not evidence.rows:
+        return "## Summary\n\nNo result yet: no trial has finished."
+    if not any(variant.by_seed(LOSS.column) for variant in evidence.variants):
+        return "## Summary\n\nNo valid result: no trial ended ok with a finite validation loss."
+    return "## Summary\n\n" + "\n".join(f"- {sentence}" for sentence in _sentences(evidence))
+
+
+def _sentences(evidence: Evidence) -> Iterator[str]:
+    baseline = evidence.baseline
+    others = [each for each in evidence.variants if not each.is_baseline]
+    if baseline is None:
+        yield "There is no baseline among these results, so that nothing can be compared with it."
+        return
+    yield _baseline_sentence(baseline)
+    shown = others if len(others) <= MOST_SENTENCES else _clearest(others, baseline)
+    for each in shown:
+        yield _contrast(each, baseline)
+    if len(shown) < len(others):
+        yield f"{count_of(len(others) - len(shown), 'more variant')}: see the tables."
+
+
+def _clearest(others: list[Variant], baseline: Variant) -> list[Variant]:
+    clear = [each for each in others if each.against(baseline, LOSS).is_clear]
+    return clear[:MOST_SENTENCES]
+
+
+def _baseline_sentence(baseline: Variant) -> str:
+    loss = baseline.summary(LOSS.column)
+    name = f"**{escape(baseline.name)}**"
+    if not loss.n:
+        return f"{name} has {_no_result(baseline)}: no variant can be compared with it."
+    return f"{name}: {LOSS.label} {mean_and_sd(loss, LOSS)} {LOSS.unit} ({count_of(loss.n, 'seed')})."
+
+
+def _contrast(variant: Variant, baseline: Variant) -> str:
+    costs = ", ".join(_costs(variant, baseline))
+    return f"**{escape(variant.name)}**: {_loss_part(variant, baseline)}" + (f"; {costs}." if costs else ".")
+
+
+def _loss_part(variant: Variant, baseline: Variant) -> str:
+    loss, difference = variant.summary(LOSS.column), variant.against(baseline, LOSS)
+    if not loss.n:
+        return _no_result(variant)
+    if difference.mean is None:
+        return f"{LOSS.label} {mean_and_sd(loss, LOSS)} {LOSS.unit}, no seed in common with the baseline"
+    if difference.verdict == "single seed":
+        return f"{LOSS.label} {interval(difference, LOSS)} {LOSS.unit} on a single seed: no verdict"
+    pairs = difference_pairs(difference, variant)
+    seeds = count_of(difference.n, "seed") + (" in common" if pairs else "")
+    return f"{LOSS.label} {interval(difference, LOSS)} {LOSS.unit} over {seeds}: {difference.verdict}"
+
+
+def _no_result(variant: Variant) -> str:
+    return f"no valid result ({outcome_text(variant)})" if variant.rows else "no result yet"
+
+
+def _costs(variant: Variant, baseline: Variant) -> Iterator[str]:
+    """The ratios to the baseline of what is paid: cache, size and speed."""
+    for label, metric in (("KV cache", CACHE), ("parameters", METRICS["params_total"])):
+        own, theirs = variant.exact(metric.column), baseline.exact(metric.column)
+        if own is not None and theirs:
+            yield f"{label} {ratio(own / theirs)}"
+    speed = _speed_ratio(variant, baseline)
+    if speed:
+        yield speed
+    if has_other_budget(variant, baseline):
+        changes = ", ".join(_changes_of_budget(variant, baseline))
+        yield f"not at equal budget ({changes})"
+
+
+def _speed_ratio(variant: Variant, baseline: Variant) -> str | None:
+    own, theirs = variant.by_seed(SPEED.column), baseline.by_seed(SPEED.column)
+    common = sorted(own.keys() & theirs.keys())
+    slow, fast = (summarize(each[seed] for seed in common).mean for each in (theirs, own))
+    if not slow or fast is None:
+        return None
+    difference = variant.against(baseline, SPEED)
+    doubt = "" if difference.is_clear else f" ({difference.verdict})"
+    return f"training tokens/s {ratio(fast / slow)}{doubt}"
+
+
+def _changes_of_budget(variant: Variant, baseline: Variant) -> Iterator[str]:
+    for metric in BUDGET:
+        change = budget_change(variant, baseline, metric)
+        if change is not None:
+            yield f"{_short_label(metric)} {100 * change:+,.1f} %"
+
+
+def _short_label(metric: Metric) -> str:
+    return metric.label.replace("parameters, ", "") + (" parameters" if metric.column.startswith("params") else "")

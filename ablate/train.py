@@ -1,0 +1,306 @@
+"""The training loop: one plain loop, the same for every variant."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ablate.batches import Batches, HeldOut, shifted
+from ablate.settings import OptimizerSettings, TrainSettings
+
+IGNORED = -100
+"""A target of this value is not a token that enters the loss."""
+
+LAST_STEPS = 10
+"""`train_loss` is the mean over so many steps at the end, since a single batch's loss is mostly noise."""
+
+READ_EVERY = 10
+"""On a GPU losses are read every so many steps, since reading one makes the CPU wait."""
+
+
+class Observer(Protocol):
+    """What watches a run: it measures, and hands the points of the curves on. It changes nothing."""
+
+    def step(self) -> AbstractContextManager[None]:
+        """Around the work of one step, and nothing else."""
+
+    def evaluation(self) -> AbstractContextManager[None]:
+        """Around one evaluation."""
+
+    def record(self, step: int, split: str, values: dict[str, float]) -> None:
+        """Points of the curves."""
+
+
+@dataclass
+class Trained:
+    """What came of a run; of a diverged one, what there was until then."""
+
+    steps: int = 0
+    diverged_step: int | None = None
+    train_loss: float | None = None
+    last_finite_loss: float | None = None
+    val_losses: list[float] = field(default_factory=list)
+    module_metrics: dict[str, float] = field(default_factory=dict)
+    batch_order_hash: str = ""
+    optimizer_state_dtype: str | None = None
+    optimizer_state_bytes: int = 0
+
+
+def train(
+    model: nn.Module, batches: Batches, held_out: HeldOut, recipe: TrainSettings, seed: int, observer: Observer
+) -> Trained:
+    """Train `model` where it is. Ends early at the first loss or gradient norm that is not finite: that is a result, not an error."""
+    device = next(model.parameters()).device
+    optimizer = make_optimizer(model, recipe.optimizer, recipe.lr)
+    rate = schedule(recipe, width_of(model))
+    run, order = Trained(), hashlib.sha256()
+    ledger = Ledger(observer, run, 1 if device.type == "cpu" else READ_EVERY)
+    torch.manual_seed(generator_seed(seed, "dropout"))
+    model.train()
+    for step in range(1, recipe.n_steps + 1):
+        lr = rate(step)
+        with observer.step():
+            windows = batches.windows(step)
+            measures = update(model, optimizer, *shifted(windows), lr, recipe)
+        order.update(windows.astype("<i8").data)
+        ledger.add(step, lr, measures)
+        if step % (recipe.eval_every or recipe.n_steps) == 0 or step == recipe.n_steps:
+            ledger.read()
+            if run.diverged_step is None:
+                _evaluate(model, held_out, recipe, step, run, observer)
+        if run.diverged_step is not None:
+            break
+    run.batch_order_hash = order.hexdigest()
+    run.optimizer_state_dtype, run.optimizer_state_bytes = state_of(optimizer)
+    return run
+
+
+def update(
+    model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Any, targets: Any, lr: float, recipe: TrainSettings
+) -> dict[str, Tensor]:
+    """One optimizer step on `(B, T)` inputs and targets, in `accumulate` pieces. Its measures stay on the device.
+
+    The loss is the sum over all valid targets of the step by their number, however the step is cut. `loss` is the plain cross
+    entropy, also where the objective is smoothed; `aux_…` are the weighted auxiliary losses, averaged over the pieces.
+    """
+    device = next(model.parameters()).device
+    n_valid = max(1, int((targets != IGNORED).sum()))
+    measures: dict[str, Tensor] = {}
+    for x, y in zip(_pieces(inputs, recipe, device), _pieces(targets, recipe, device), strict=True):
+        objective, plain = cross_entropy(forward(model, x, recipe.precision), y, recipe.label_smoothing)
+        parts = {"loss": plain / n_valid}
+        total = objective / n_valid
+        for name, loss in auxiliary_losses(model).items():
+            parts[f"aux_{name}"] = loss / recipe.accumulate
+            total = total + parts[f"aux_{name}"]
+        total.backward()  # type: ignore[no-untyped-call]
+        measures = {name: measures.get(name, 0.0) + part.detach() for name, part in parts.items()}
+    measures["grad_norm"] = clip_gradients(model, recipe.grad_clip)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for module in model.modules():
+        if hasattr(module, "after_step"):
+            module.after_step()
+    return measures
+
+
+def _pieces(tokens: np.ndarray, recipe: TrainSettings, device: torch.device) -> tuple[Tensor, ...]:
+    return on_device(tokens, device).chunk(recipe.accumulate)
+
+
+def on_device(tokens: np.ndarray, device: torch.device) -> Tensor:
+    """Token ids as a tensor; on a GPU without waiting for the copy."""
+    tensor = torch.from_numpy(np.ascontiguousarray(tokens))
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def forward(model: nn.Module, inputs: Tensor, precision: str) -> Tensor:
+    """Logits in float32; at bf16 the products on the way are of that precision, the weights stay float32."""
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        logits: Tensor = model(inputs)
+    return logits.float()
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """The objective and the plain cross entropy, both summed over the valid targets, in nats."""
+    logits, targets = logits.flatten(0, 1), targets.flatten()
+    if not smoothing:
+        plain = F.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
+        return plain, plain
+    with torch.no_grad():
+        plain = F.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
+    smoothed = F.cross_entropy(
+        logits, targets, reduction="sum", ignore_index=IGNORED, label_smoothing=smoothing
+    )
+    return smoothed, plain
+
+
+def auxiliary_losses(model: nn.Module) -> dict[str, Tensor]:
+    """What modules add to the loss of their last forward pass, summed over modules by name."""
+    found: dict[str, Tensor] = {}
+    for module in model.modules():
+        if hasattr(module, "losses"):
+            for name, loss in module.losses().items():
+                found[name] = found[name] + loss if name in found else loss
+    return found
+
+
+def module_metrics(model: nn.Module) -> dict[str, float]:
+    """What modules tell of themselves, by the path of the module: `layers.3.feed_forward.idle_experts`."""
+    return {
+        f"{path}.{name}".lstrip("."): float(value)
+        for path, module in model.named_modules()
+        if hasattr(module, "metrics")
+        for name, value in module.metrics().items()
+    }
+
+
+def clip_gradients(model: nn.Module, largest: float | None) -> Tensor:
+    """The norm of all gradients before they are scaled down to `largest`. Parameters without a gradient do not matter."""
+    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if largest is not None:
+        nn.utils.clip_grads_with_norm_(parameters, largest, norm)
+    return norm
+
+
+# --- Optimizer and schedule -------------------------------------------------------------------------------------------
+
+
+def make_optimizer(model: nn.Module, settings: OptimizerSettings, lr: float) -> torch.optim.Optimizer:
+    """The optimizer, in its fused form. Matrices are decayed, norms and biases are not; a tied weight is one parameter.
+
+    AdamW decays weights apart from the gradient, Adam and SGD add the decay to it.
+    """
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if settings.name == "sgd":
+        return torch.optim.SGD(groups, lr=lr, momentum=settings.momentum, fused=True)
+    kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
+    return kind(groups, lr=lr, betas=(settings.betas[0], settings.betas[1]), eps=settings.eps, fused=True)
+
+
+def state_of(optimizer: torch.optim.Optimizer) -> tuple[str | None, int]:
+    """The dtype of what an optimizer keeps for each weight (None where it keeps nothing), and the bytes of all it keeps."""
+    kept = [each for state in optimizer.state.values() for each in state.values() if isinstance(each, Tensor)]
+    dtypes = sorted({str(each.dtype).removeprefix("torch.") for each in kept if each.dim()})
+    return "+".join(dtypes) or None, sum(each.numel() * each.element_size() for each in kept)
+
+
+def schedule(recipe: TrainSettings, d_model: int) -> Callable[[int], float]:
+    """The learning rate by step, counted from 1: never 0 at first, the peak exactly at the last step of the warm-up.
+
+    Without warm-up the first step has the peak. `linear` and `cosine` end at `final_lr` times the peak in the last step. `noam` is
+    lr · d_model^-½ · min(step^-½, step · warmup^-1½), as in Vaswani et al., 2017.
+    """
+    peak, warmup, last = recipe.lr, recipe.warmup_steps, recipe.n_steps
+
+    def rate(step: int) -> float:
+        if recipe.schedule == "noam":
+            return peak * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
+        if step <= warmup:
+            return peak * (step / warmup)
+        start = max(1, warmup)
+        done = (step - start) / (last - start) if last > start else 0.0
+        left = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[recipe.schedule]
+        return peak * (recipe.final_lr + (1 - recipe.final_lr) * left)
+
+    return rate
+
+
+def width_of(model: nn.Module) -> int:
+    """`d_model`, which is the width of the embedding."""
+    return next(module.embedding_dim for module in model.modules() if isinstance(module, nn.Embedding))
+
+
+def generator_seed(seed: int, purpose: str) -> int:
+    """A seed of its own for each purpose of one trial."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{purpose}".encode()).digest()[:7], "big")
+
+
+# --- Evaluation and records -------------------------------------------------------------------------------------------
+
+
+def evaluate(model: nn.Module, held_out: HeldOut, recipe: TrainSettings) -> float:
+    """Nats per token over everything held out: one sum, divided once.
+
+    In evaluation mode, without smoothing, and without a trace in any random number that training draws later.
+    """
+    device = next(model.parameters()).device
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    sequences = max(1, recipe.batch_tokens // recipe.accumulate // recipe.length)
+    was_training = model.training
+    model.eval()
+    with torch.inference_mode(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        for windows in held_out.chunks(sequences):
+            inputs, targets = (on_device(each, device) for each in shifted(windows))
+            logits = forward(model, inputs, recipe.precision).flatten(0, 1)
+            total += F.cross_entropy(logits, targets.flatten(), reduction="none").double().sum()
+    model.train(was_training)
+    return total.item() / held_out.n_tokens
+
+
+def _evaluate(
+    model: nn.Module, held_out: HeldOut, recipe: TrainSettings, step: int, run: Trained, observer: Observer
+) -> None:
+    with observer.evaluation():
+        loss = evaluate(model, held_out, recipe)
+    run.module_metrics = module_metrics(model)
+    observer.record(step, "val", {"loss": loss})
+    observer.record(step, "model", run.module_metrics)
+    if math.isfinite(loss):
+        run.val_losses.append(loss)
+    else:
+        run.diverged_step = step
+
+
+class Ledger:
+    """The measures of the last few steps, left on the device until they are read all at once; none is lost."""
+
+    def __init__(self, observer: Observer, run: Trained, read_every: int) -> None:
+        self.observer, self.run, self.read_every = observer, run, read_every
+        self.pending: list[tuple[int, float, dict[str, Tensor]]] = []
+        self.last_losses: deque[float] = deque(maxlen=LAST_STEPS)
+
+    def add(self, step: int, lr: float, measures: dict[str, Tensor]) -> None:
+        """Keep a step's measures; now and then read."""
+        self.pending.append((step, lr, measures))
+        if len(self.pending) >= self.read_every:
+            self.read()
+
+    def read(self) -> None:
+        """Hand the measures on, step by step, up to the first that is not finite."""
+        if not self.pending:
+            return
+        values = torch.stack([each.float() for _, _, measures in self.pending for each in measures.values()]).tolist()
+        place = iter(values)
+        for step, lr, measures in self.pending:
+            if self.run.diverged_step is None:
+                self._enter(step, lr, {name: next(place) for name in measures})
+        self.pending.clear()
+
+    def _enter(self, step: int, lr: float, values: dict[str, float]) -> None:
+        self.observer.record(step, "train", {**values, "lr": lr})
+        self.run.steps = step
+        if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
+            self.run.diverged_step = step
+        if math.isfinite(values["loss"]):
+            self.run.last_finite_loss = values["loss"]
+            self.last_losses.append(values["loss"])
+            self.run.train_loss = sum(self.last_losses) / len(self.last_losses)

@@ -1,0 +1,550 @@
+"""The report: what it says, what it refuses to say, and that any results give a valid one."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from ablate.report import write_report
+from ablate.report.text import escape, table
+from ablate.results import CURVES, PROFILES, TRIALS, Results
+
+GOLDEN = Path(__file__).parent / "golden" / "report.md"
+NAN = math.nan
+
+Row = dict[str, Any]
+
+
+# --- Results made by hand ---------------------------------------------------------------------------------------------
+
+
+def trial(variant: str, seed: int, loss: float | None = None, **columns: Any) -> Row:
+    return {
+        "experiment": "demo",
+        "variant": variant,
+        "trial_id": f"{variant}-{seed}",
+        "seed": seed,
+        "is_baseline": variant == "baseline",
+        "status": "ok",
+        "attempts": 1,
+        "wall_seconds": 10.0,
+        "val_loss": loss,
+        "params_total": 1000,
+        "params_active": 1000,
+        "flops_per_token": 2000.0,
+        "kv_cache_bytes_per_token": 512,
+        "log": f"logs/{variant}-{seed}.log",
+        **columns,
+    }
+
+
+def curve(trial_id: str, losses: list[float]) -> list[Row]:
+    return [
+        {"trial_id": trial_id, "step": n, "tokens": 1000 * n, "split": "val", "metric": "loss", "value": value}
+        for n, value in enumerate(losses)
+    ]
+
+
+def entry(name: str, seeds: range, slots: tuple[str, ...] = ("attention",), **facts: Any) -> Row:
+    base = name == "baseline"
+    return {
+        "name": name,
+        "is_baseline": base,
+        "changes": {} if base else dict.fromkeys(slots, name),
+        "groups": [] if base else sorted(slots),
+        "trials": {str(seed): f"{name}-{seed}" for seed in seeds},
+        **facts,
+    }
+
+
+def results(
+    rows: list[Row],
+    variants: list[Row] | None = None,
+    *,
+    curves: list[Row] | None = None,
+    profiles: list[Row] | None = None,
+    **document: Any,
+) -> Results:
+    """As `load` gives them: through the declared schemas, so that dtypes are the real ones."""
+    if variants is None:
+        names = dict.fromkeys(row["variant"] for row in rows)
+        seeds = range(max((row["seed"] for row in rows), default=0) + 1)
+        variants = [entry(name, seeds) for name in names]
+    frames = [
+        pa.Table.from_pylist(records, schema=schema).to_pandas()
+        for records, schema in ((rows, TRIALS), (curves or [], CURVES), (profiles or [], PROFILES))
+    ]
+    experiment = {"schema": 1, "name": "demo", "variants": variants, **document}
+    return Results(Path("results/demo"), experiment, *frames, skipped=[])
+
+
+def golden_results() -> Results:
+    """A bit of everything: ties, NaN, OOM, a divergence, a missing seed, a single seed, odd names, a mid-run plan."""
+    rows = [
+        *(trial("baseline", seed, loss) for seed, loss in enumerate([2.50, 2.52, 2.51])),
+        *(trial("gqa", seed, loss, kv_cache_bytes_per_token=128) for seed, loss in enumerate([2.51, 2.50, 2.53])),
+        *(trial("tie", seed, loss, kv_cache_bytes_per_token=128) for seed, loss in enumerate([2.40, 2.42, 2.41])),
+        trial("a|b `c` <d> & _e_", 0, 2.6, params_total=1500, params_active=1030),
+        trial("a|b `c` <d> & _e_", 2, 2.61, params_total=1500, params_active=1030),
+        trial("1e5", 0, NAN),
+        trial("00012", 0, 2.45),
+        trial("中文", 0, None, status="oom", phase="train", reason="CUDA out of memory\nTried | to", steps=3),
+        trial("中文", 1, None, status="diverged", phase="train", reason="loss is nan", diverged_step=17),
+    ]
+    for row in rows:
+        speed = 1000.0 + 10 * row["seed"] + (400 if row["variant"] == "gqa" else 0)
+        if row["status"] == "ok":
+            row |= {"train_tokens_per_second": speed, "peak_rss_bytes": 300 * 2**20, "precision": "fp32", "threads": 2}
+    rows[-3] |= {"precision": "bf16"}
+    sizes = {"baseline": 512, "gqa": 128, "tie": 128}
+    variants = [
+        entry(
+            name,
+            range(1) if name in ("1e5", "00012") else range(3),
+            ("block", "norm") if name in ("1e5", "00012") else ("attention",),
+            kv_cache_bytes_by_tokens=[[n, sizes.get(name, 512) * n] for n in (0, 1, 64, 1024)],
+            notes=["final norm: yes"],
+        )
+        for name in dict.fromkeys(row["variant"] for row in rows)
+    ]
+    curves = [
+        *(each for seed in range(3) for each in curve(f"baseline-{seed}", [5.5, 3.0 + 0.1 * seed, 2.5])),
+        *(each for seed in range(3) for each in curve(f"gqa-{seed}", [5.5, 3.1, 2.5])),
+        *curve("中文-1", [5.5, 7.0, NAN]),
+    ]
+    profiles = [
+        {"trial_id": "gqa-0", "phase": phase, "batch": 8, "context": 512, "metric": metric, "value": v, "spread": s}
+        for phase, metric, v, s in (
+            ("decode", "tokens_per_second", 1234.5, 12.0),
+            ("decode", "cache_bytes", 65536.0, None),
+            ("prefill", "tokens_per_second", 99.0, 1.0),
+        )
+    ]
+    return results(
+        rows,
+        variants,
+        curves=curves,
+        profiles=profiles,
+        question="Does | it hold?",
+        seeds=[0, 1, 2],
+        counts={"raw": 8, "excluded": 0, "invalid": 1, "merged": 0, "planned": 7, "trials": 17},
+        machine={
+            **{"device": "cpu", "device_name": "Some CPU", "threads": 2, "memory_bytes": 32 * 2**30, "os": "Linux"},
+            **{"python": "3.12.1", "torch": "2.13.0", "ablate": "0.1.0", "git_commit": "abc123", "git_dirty": True},
+        },
+        data={"description": "a text", "train_tokens": 90000, "validation_tokens": 10000, "sha256": "ab" * 32},
+        train={"tokens": 126000, "lr": 1e-3, "warmup_steps": 0, "optimizer": {"betas": [0.9, 0.95]}},
+        command="python -m ablate run experiments/demo.yaml",
+        invalid=[{"variant": "n_heads=3", "reason": "d_model 256 is not a multiple of n_heads 3"}],
+    )
+
+
+def text_of(given_results: Results, folder: Path, **links: str) -> str:
+    return write_report(given_results, folder, links).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def plain_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The report without its plots, which take most of the time."""
+    monkeypatch.setattr("ablate.report.plots_of", lambda *_: [])
+    return lambda given_results, **links: text_of(given_results, tmp_path, **links)
+
+
+# --- A report read back -----------------------------------------------------------------------------------------------
+
+
+def tables_of(markdown: str) -> list[list[list[str]]]:
+    """Every table as a GFM parser sees it: rows of cells as they are shown, bold ones between `**`."""
+    found: list[list[list[str]]] = []
+    for token in MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(markdown):
+        if token.type == "table_open":
+            found.append([])
+        elif token.type == "tr_open":
+            found[-1].append([])
+        elif token.type == "inline" and token.level >= 4 and found:
+            found[-1][-1].append("".join(shown(each) for each in token.children or []))
+    return found
+
+
+def shown(token: Any) -> str:
+    return "**" if token.type in ("strong_open", "strong_close") else str(token.content)
+
+
+def table_rows(markdown: str, heading: str) -> dict[str, dict[str, str]]:
+    """variant -> heading -> cell, of the first table that has such a column."""
+    for found in tables_of(markdown):
+        if any(heading in cell for cell in found[0]):
+            return {row[0]: dict(zip(found[0], row, strict=True)) for row in found[1:]}
+    raise AssertionError(f"no table with {heading}")
+
+
+def cell(markdown: str, variant: str, heading: str) -> str:
+    row = table_rows(markdown, heading)[variant]
+    return next(text for name, text in row.items() if heading in name)
+
+
+def section(markdown: str, heading: str) -> str:
+    return markdown.split(f"## {heading}\n")[1].split("\n## ")[0]
+
+
+def unpadded(markdown: str) -> str:
+    # How far the table writer pads a wide character depends on a library that may be missing.
+    return re.sub(r"-{3,}", "---", re.sub(r" {2,}", " ", markdown))
+
+
+# --- The whole report -------------------------------------------------------------------------------------------------
+
+
+def test_golden_report(tmp_path: Path) -> None:
+    text = text_of(golden_results(), tmp_path, comparison="http://127.0.0.1:5000/#/a b")
+    assert unpadded(text) == unpadded(GOLDEN.read_text(encoding="utf-8")), f"python {__file__} writes it anew"
+
+
+def test_same_results_give_the_same_bytes_and_replace_what_was_there(tmp_path: Path) -> None:
+    def content(folder: Path) -> dict[str, bytes]:
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    stale = tmp_path / "one" / "plots" / "99-loss.svg"
+    stale.parent.mkdir(parents=True)
+    stale.write_text("of an earlier report", encoding="utf-8")
+    (tmp_path / "one" / "plots" / "mine.svg").write_text("kept", encoding="utf-8")
+    for folder in ("one", "two", "one"):
+        write_report(golden_results(), tmp_path / folder)
+    one, two = content(tmp_path / "one"), content(tmp_path / "two")
+    assert one.pop("plots/mine.svg") == b"kept"
+    assert one == two
+    linked = re.findall(r"!\[[^]]*\]\(([^)]+)\)", one["report.md"].decode("utf-8"))
+    assert sorted(linked) == sorted(name for name in one if name.endswith(".svg"))
+
+
+def test_every_row_of_every_table_has_the_same_number_of_cells(plain_text: Any) -> None:
+    text = plain_text(golden_results())
+    raw_rows = [line for line in text.splitlines() if line.startswith("|")]
+    for line in raw_rows:
+        assert line.endswith("|")
+    tables = tables_of(text)
+    assert sum(len(each) + 1 for each in tables) == len(raw_rows)
+    assert all(len({len(row) for row in each}) == 1 for each in tables)
+
+
+def test_names_appear_as_they_are(plain_text: Any) -> None:
+    text = plain_text(golden_results())
+    names = {row[0] for each in tables_of(text) for row in each}
+    assert {"a|b `c` <d> & _e_", "1e5", "00012", "中文"} <= names
+
+
+def test_writes_utf8_in_any_locale(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r});"
+        "from pathlib import Path; import test_report as t;"
+        f"t.write_report(t.golden_results(), Path({str(tmp_path)!r}));"
+        "sys.exit('torch' in sys.modules or 'mlflow' in sys.modules or 'matplotlib.pyplot' in sys.modules)"
+    )
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environment.pop("DISPLAY", None)
+    command = [sys.executable, "-W", "error::EncodingWarning", "-X", "warn_default_encoding", "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
+    text = (tmp_path / "report.md").read_bytes().decode("utf-8")
+    assert "中文" in text
+    assert "±" in text
+
+
+def test_two_hundred_variants_fit(tmp_path: Path) -> None:
+    names = ["baseline", *(f"variant {number} with quite a long name, lr={number}" for number in range(200))]
+    rows = [
+        trial(name, seed, 2.5 + 0.001 * place + 0.01 * seed, train_tokens_per_second=1000.0 + place)
+        for place, name in enumerate(names)
+        for seed in range(2)
+    ]
+    curves = [each for row in rows for each in curve(row["trial_id"], [5.0, row["val_loss"]])]
+    text = text_of(results(rows, curves=curves), tmp_path)
+    assert all(cell_name in table_rows(text, "validation loss") for cell_name in names)
+    assert "grey: 190 others" in text
+    picture = (tmp_path / "plots" / "1-loss.svg").read_text(encoding="utf-8")
+    width, height = (float(each) for each in re.findall(r'(?:width|height)="([\d.]+)pt"', picture)[:2])
+    assert width < 1000
+    assert height < 1000
+
+
+# --- What happened ----------------------------------------------------------------------------------------------------
+
+
+def test_a_report_in_mid_run_says_what_is_missing(plain_text: Any) -> None:
+    variants = [entry("baseline", range(5)), entry("gqa", range(5))]
+    rows = [trial("baseline", seed, 2.5 + 0.01 * seed) for seed in range(5)]
+    text = plain_text(results([*rows, trial("gqa", 0, 2.4), trial("gqa", 1, 2.41)], variants))
+    assert "**3 of 10 trials are not finished" in text
+    assert "10 planned: 7 ok, 3 not finished" in text
+    assert cell(text, "gqa", "n") == "2 of 5 ‡ (3 not finished)"
+
+
+def test_a_report_before_the_first_trial_ended(plain_text: Any) -> None:
+    text = plain_text(results([], [entry("baseline", range(1)), entry("gqa", range(1))]))
+    assert "**2 of 2 trials are not finished" in text
+    assert "No result yet" in text
+    assert cell(text, "gqa", "validation loss") == "not finished"
+
+
+def test_every_outcome_is_counted_and_listed(plain_text: Any) -> None:
+    statuses = ["diverged", "oom", "timeout", "killed", "crashed", "interrupted", "incomplete", "decode_mismatch"]
+    rows = [trial("baseline", 0, 2.5)]
+    rows += [trial(f"v{n}", 0, None, status=status, reason="why") for n, status in enumerate(statuses)]
+    text = plain_text(results(rows))
+    assert "9 planned: 1 ok, " in text
+    listed = table_rows(section(text, "Failures"), "outcome")
+    for number, status in enumerate(statuses):
+        word = {"oom": "OOM"}.get(status, status)
+        assert listed[f"v{number}"]["outcome"] == word
+        assert listed[f"v{number}"]["log"] == f"logs/v{number}-0.log"
+        assert cell(text, f"v{number}", "validation loss") == word
+
+
+def test_all_failed_is_no_valid_result(tmp_path: Path) -> None:
+    rows = [trial(name, 0, NAN, status="diverged", reason="nan") for name in ("baseline", "gqa")]
+    text = text_of(results(rows), tmp_path)
+    assert "No valid result" in text
+    assert "**" not in section(text, "Comparison: attention").split("**Bold**")[0]
+    assert "no data" in text
+
+
+def test_no_baseline_result_gives_no_contrast(plain_text: Any) -> None:
+    rows = [trial("baseline", 0, None, status="oom"), trial("gqa", 0, 2.4)]
+    text = plain_text(results(rows))
+    assert "**baseline** has no valid result (OOM)" in text
+    assert cell(text, "gqa", "difference") == "n/a"
+
+
+def test_without_experiment_json_the_rows_speak(plain_text: Any) -> None:
+    whole = results([trial("baseline", 0, 2.5), trial("gqa", 0, 2.4)])
+    text = plain_text(Results(whole.folder, {}, whole.trials, whole.curves, whole.profiles, ["experiment.json: torn"]))
+    assert cell(text, "gqa", "difference") == "-0.1000 single seed"
+    assert "experiment.json: torn" in text
+
+
+def test_four_different_texts(plain_text: Any) -> None:
+    rows = [
+        trial("baseline", 0, 2.5, train_tokens_per_second=10.0),
+        trial("a", 0, 2.5),
+        trial("b", 0, status="diverged"),
+        trial("c", 0, status="oom"),
+    ]
+    text = plain_text(results(rows))
+    assert cell(text, "a", "training ↑") == "n/a"
+    assert cell(text, "baseline", "difference") == "—"
+    assert cell(text, "b", "training ↑") == "diverged"
+    assert cell(text, "c", "training ↑") == "OOM"
+    assert "nan" not in text.lower().replace("finance", "")
+
+
+def test_what_nobody_measured_has_no_column(plain_text: Any) -> None:
+    text = plain_text(results([trial("baseline", 0, 2.5, peak_rss_bytes=3 * 2**20), trial("a", 0, 2.5)]))
+    assert cell(text, "baseline", "peak RSS ↓ (MiB)") == "3.0"
+    assert "peak allocated ↓" not in text
+    assert "0.00" not in text
+
+
+# --- What is best -----------------------------------------------------------------------------------------------------
+
+
+def losses(**by_name: list[float]) -> list[Row]:
+    return [trial(name, seed, loss) for name, values in by_name.items() for seed, loss in enumerate(values)]
+
+
+def test_a_clear_winner_is_bold(plain_text: Any) -> None:
+    text = plain_text(results(losses(baseline=[2.5, 2.6, 2.7], a=[2.3, 2.401, 2.5], b=[2.4, 2.5, 2.601])))
+    assert cell(text, "a", "validation loss") == "**2.4003 ± 0.1000**"
+    assert cell(text, "a", "difference").endswith(" better")
+    assert "**" not in cell(text, "b", "validation loss")
+
+
+def test_a_winner_inside_the_noise_is_not(plain_text: Any) -> None:
+    text = plain_text(results(losses(baseline=[2.5, 2.6, 2.7], a=[2.3, 2.401, 2.5], b=[2.3, 2.41, 2.49])))
+    assert "**" not in cell(text, "a", "validation loss") + cell(text, "b", "validation loss")
+
+
+def test_a_single_seed_has_no_spread_no_verdict_and_no_bold(plain_text: Any) -> None:
+    text = plain_text(results(losses(baseline=[2.5], a=[0.1])))
+    assert cell(text, "a", "validation loss") == "0.1000"
+    assert cell(text, "a", "difference") == "-2.4000 single seed"
+    assert "on a single seed: no verdict" in text
+
+
+def test_nan_is_never_best(plain_text: Any) -> None:
+    text = plain_text(results(losses(a=[NAN, NAN, NAN], baseline=[2.5, 2.6, 2.7], b=[2.3, 2.401, 2.5])))
+    assert cell(text, "b", "validation loss").startswith("**")
+    assert cell(text, "a", "validation loss") == "n/a"
+    assert cell(text, "a", "n") == "0 of 3 ‡ (3 without a finite loss)"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "bold"),
+    [((512, 64, 64), {"a", "b"}), ((64, 512, 128), {"baseline"}), ((64, 64, 64), set()), ((0, 8, 8), {"baseline"})],
+)
+def test_exact_metrics_bold_all_that_share_the_best(sizes: tuple[int, ...], bold: set[str], plain_text: Any) -> None:
+    names = ("baseline", "a", "b")
+    rows = [trial(name, 0, 2.5, kv_cache_bytes_per_token=size) for name, size in zip(names, sizes, strict=True)]
+    text = plain_text(results(rows))
+    assert {name for name in names if "**" in cell(text, name, "KV cache ↓")} == bold
+
+
+def test_what_did_not_end_ok_does_not_compete(plain_text: Any) -> None:
+    rows = [
+        trial("baseline", 0, 2.5, kv_cache_bytes_per_token=512),
+        trial("a", 0, 2.5, kv_cache_bytes_per_token=256),
+        trial("b", 0, status="crashed", kv_cache_bytes_per_token=8),
+    ]
+    text = plain_text(results(rows))
+    assert cell(text, "a", "KV cache ↓") == "**256**"
+    assert cell(text, "b", "KV cache ↓") == "8"
+
+
+def test_higher_is_better_where_the_metric_says_so(plain_text: Any) -> None:
+    rows = losses(baseline=[2.5, 2.6, 2.7], a=[2.5, 2.6, 2.7])
+    for row in rows:
+        row["decode_tokens_per_second"] = (200.0 if row["variant"] == "a" else 100.0) + row["seed"] ** 2
+    text = plain_text(results(rows))
+    # Differences without any spread are as clear as can be.
+    assert cell(text, "a", "decode ↑").startswith("**201.7")
+    assert "**" not in cell(text, "baseline", "decode ↑")
+
+
+def test_other_budgets_are_marked(plain_text: Any) -> None:
+    rows = [
+        trial("baseline", 0, 2.5),
+        trial("near", 0, 2.5, params_total=1020),
+        trial("far", 0, 2.5, params_total=1021),
+        trial("active", 0, 2.5, params_active=900),
+        trial("flops", 0, 2.5, flops_per_token=2100.0),
+    ]
+    text = plain_text(results(rows))
+    marked = {name for name in table_rows(text, "difference") if "†" in cell(text, name, "difference")}
+    assert marked == {"far", "active", "flops"}
+    assert cell(text, "far", "parameters, total") == "1,021 †"
+    assert "† over 2 %" in text
+    assert "not at equal budget (FLOPs +5.0 %)" in text
+
+
+# --- What must be read with care --------------------------------------------------------------------------------------
+
+
+def test_a_shared_recipe_is_said(plain_text: Any) -> None:
+    rows = [trial("baseline", 0, 2.5), trial("a", 0, 2.5), trial("b", 0, 2.5)]
+    variants = [entry(name, range(1)) for name in ("baseline", "a", "b")]
+    assert "All variants share one learning rate and warm-up" in plain_text(results(rows, variants))
+    variants[2]["changes"]["train.lr"] = 0.1
+    assert "The baseline and a share one learning rate" in plain_text(results(rows, variants))
+    variants[1]["changes"]["train.warmup_steps"] = 10
+    assert "share one learning rate" not in plain_text(results(rows, variants))
+
+
+@pytest.mark.parametrize("column", ["precision", "param_dtype", "optimizer_state_dtype", "device", "torch"])
+def test_unlike_conditions_are_flagged(column: str, plain_text: Any) -> None:
+    rows = [trial("baseline", 0, 2.5, **{column: "x"}), trial("a", 0, 2.5, **{column: "y"})]
+    flagged = section(plain_text(results(rows)), "Read with care")
+    assert "x (baseline); y (a)" in flagged
+    rows[1][column] = "x"
+    assert "Not the same" not in plain_text(results(rows))
+
+
+def test_threads_and_batches_that_differ_are_flagged(plain_text: Any) -> None:
+    rows = [
+        trial("baseline", 0, 2.5, threads=2, batch_order_hash="x"),
+        trial("a", 0, 2.5, threads=4, batch_order_hash="y"),
+    ]
+    text = plain_text(results(rows))
+    assert "Not the same number of threads" in text
+    assert "same batches (seed 0)" in text
+
+
+def test_a_corpus_read_more_than_once_is_said(plain_text: Any) -> None:
+    rows = [trial("baseline", 0, 2.5, corpus_passes=1.42)]
+    assert "The corpus was read 1.4 times" in plain_text(results(rows))
+    assert "corpus was read" not in plain_text(results([trial("baseline", 0, 2.5, corpus_passes=0.9)]))
+
+
+# --- Numbers, profiles, escapes ---------------------------------------------------------------------------------------
+
+
+def test_whole_numbers_stay_whole(plain_text: Any) -> None:
+    rows = [trial("baseline", 0, 2.5, params_total=6_738_415_616), trial("a", 0, 2.5, params_total=8)]
+    text = plain_text(results(rows))
+    assert cell(text, "baseline", "parameters, total") == "6,738,415,616"
+    assert cell(text, "a", "parameters, total") == "**8** †"
+
+
+def test_an_interval_shows_on_which_side_of_zero_it_lies(plain_text: Any) -> None:
+    text = plain_text(results(losses(baseline=[2.5, 2.6, 2.7], a=[2.50001, 2.600011, 2.70001])))
+    low, high = re.findall(r"[+-][\d.]+", cell(text, "a", "difference"))[1:]
+    assert float(low) > 0
+    assert float(high) > 0
+
+
+def test_profiles_give_median_and_spread(plain_text: Any) -> None:
+    rows = [trial("baseline", seed, 2.5) for seed in range(3)] + [trial("a", 0, None, status="decode_mismatch")]
+    profiles = [
+        {
+            **{"trial_id": row["trial_id"], "phase": "decode", "batch": 8, "context": 512},
+            **{"metric": "tokens_per_second", "value": 100.0 * (row["seed"] + 1) ** 2, "spread": 5.0},
+        }
+        for row in rows
+    ]
+    found = tables_of(section(plain_text(results(rows, profiles=profiles)), "Profiles"))
+    assert found == [
+        [
+            ["variant", "batch", "context", "tokens_per_second", "n"],
+            ["baseline", "8", "512", "400.0 (5.000)", "3"],
+        ]
+    ]
+
+
+def test_points_that_a_log_axis_cannot_show_are_counted(tmp_path: Path) -> None:
+    rows = [trial("baseline", 0, 2.5), trial("a", 0, 2.5)]
+    variants = [
+        entry("baseline", range(1), kv_cache_bytes_by_tokens=[[0, 0], [64, 6400]]),
+        entry("a", range(1), kv_cache_bytes_by_tokens=[[0, 0], [64, 0]]),
+    ]
+    text = text_of(results(rows, variants), tmp_path)
+    assert "Not drawn: 3 points at zero." in text
+    assert (tmp_path / "plots" / "1-cache.svg").read_text(encoding="utf-8").rstrip().endswith("</svg>")
+
+
+def test_nothing_above_zero_is_no_data(tmp_path: Path) -> None:
+    variants = [entry("baseline", range(1), kv_cache_bytes_by_tokens=[[64, 0]])]
+    text = text_of(results([trial("baseline", 0, 2.5)], variants), tmp_path)
+    assert "KV cache by context length: no data above zero." in text
+    assert not (tmp_path / "plots" / "1-cache.svg").exists()
+
+
+@given(st.lists(st.text(), min_size=2, max_size=4))
+def test_any_text_in_a_cell_is_shown_as_it_is(texts: list[str]) -> None:
+    markdown = table([escape(each) for each in texts], [[escape(each) for each in texts]])
+    (found,) = tables_of(f"before\n\n{markdown}\n\nafter")
+    expected = [" ".join(re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", each).split()) for each in texts]
+    assert found == [expected, expected]
+
+
+@given(st.text(alphabet="|\\`*_[]<>&$~#ab \n", max_size=12))
+def test_special_characters_survive_each_other(text: str) -> None:
+    markdown = table(["x", "y"], [[escape(text), "end"]])
+    (found,) = tables_of(markdown)
+    assert found[1] == [" ".join(text.split()), "end"]
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as scratch:
+        new = text_of(golden_results(), Path(scratch), comparison="http://127.0.0.1:5000/#/a b")
+    GOLDEN.write_text(new, encoding="utf-8")
