@@ -1,7 +1,8 @@
 """Which tokens each step sees, and which an evaluation: a pure function of the corpus, the seed and the step.
 
-A pass cuts the training tokens into windows whose inputs do not overlap, so that no token is predicted twice in it, and goes through
-them in an order of its own. Each pass starts its first window elsewhere: what stood at a window's edge does not stand there again.
+A pass cuts the training tokens into windows whose inputs do not overlap, so that no token is predicted twice in it, and
+goes through them in an order of its own. Each pass starts its first window elsewhere: what stood at a window's edge in
+one pass stands inside one in the next.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ablate.settings import TrainSettings
 
 @dataclass(frozen=True)
 class Batches:
-    """The training batches of one seed. Nothing else than the data, `seq_len`, `sequences` and the seed has a say in them."""
+    """The training batches of one seed. Nothing but the data, `seq_len`, `sequences` and the seed has a say in them."""
 
     tokens: np.ndarray
     seq_len: int
@@ -58,6 +59,7 @@ class HeldOut:
     tokens: np.ndarray
     seq_len: int
     starts: np.ndarray
+    bytes_per_token: float | None = None
 
     @classmethod
     def of(cls, corpus: Corpus, recipe: TrainSettings) -> HeldOut:
@@ -66,7 +68,8 @@ class HeldOut:
         available = (len(corpus.validation) - 1) // length
         wanted = available if recipe.eval_tokens is None else max(1, recipe.eval_tokens // length)
         count = min(available, wanted)
-        return cls(corpus.validation, length, np.arange(count) * available // max(1, count) * length)
+        starts = np.arange(count) * available // max(1, count) * length
+        return cls(corpus.validation, length, starts, corpus.bytes_per_token)
 
     @property
     def n_tokens(self) -> int:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
-from ablate.settings import ModelSettings
+from ablate.settings import LayerSettings, ModelSettings
 
 BYTES = {"fp32": 4, "bf16": 2}
 
@@ -55,6 +56,48 @@ def cost(settings: ModelSettings, tokens: int, *, discount: bool = True) -> Cost
         params_head=head,
         flops=_flops(settings, tokens, discount),
     )
+
+
+def stages(settings: ModelSettings, tokens: int) -> list[dict[str, Any]]:
+    """The way of a token through the model, stage by stage: output shape, parameters, FLOPs a token, cached numbers a token."""
+    shape = settings.shape
+    table = shape.vocab_size * shape.d_model
+    stream = f"(B, T, {shape.d_model})"
+    found = [_stage("embedding", 1, stream, table, table, 0.0)]
+    if positions := settings.position.params(shape):
+        found.append(_stage(f"position {settings.position.name}", 1, stream, positions, positions, 0.0))
+    for layer, times in settings.distinct_layers():
+        found += [each | {"times": times} for each in _layer_stages(layer, settings, tokens, stream)]
+    last = settings.layer(shape.n_layers - 1)
+    if last.block.final_norm:
+        final = last.norm.params(shape.d_model)
+        found.append(_stage(f"final {last.norm.name}", 1, stream, final, final, 0.0))
+    head = 0 if settings.tie_embeddings else table
+    return [*found, _stage("head", 1, f"(B, T, {shape.vocab_size})", head, head, 2.0 * table)]
+
+
+def _layer_stages(layer: LayerSettings, settings: ModelSettings, tokens: int, stream: str) -> list[dict[str, Any]]:
+    shape, attention, feed_forward = settings.shape, layer.attention, layer.feed_forward
+    norms = layer.block.n_norms(2) * layer.norm.params(shape.d_model)
+    mixing, each = attention.flops(shape, tokens), feed_forward.flops(shape)
+    own, used = feed_forward.params(shape), feed_forward.params_active(shape)
+    cached = attention.cache_elements(shape, 1)
+    return [
+        _stage(f"{layer.block.name} with {layer.norm.name}", 1, stream, norms, norms, 0.0),
+        _stage(attention.name, 1, stream, attention.params(shape), attention.params(shape), _sum(mixing), cached),
+        _stage(feed_forward.name, 1, stream, own, used, _sum(each)),
+    ]
+
+
+def _sum(terms: dict[str, float] | None) -> float | None:
+    return None if terms is None else sum(terms.values())
+
+
+def _stage(
+    stage: str, times: int, output: str, params: int, active: int, flops: float | None, cache: int | None = 0
+) -> dict[str, Any]:
+    costs = {"params": params, "params_active": active, "flops": flops, "cache": cache}
+    return {"stage": stage, "times": times, "output": output, **costs}
 
 
 def _flops(settings: ModelSettings, tokens: int, discount: bool) -> dict[str, float] | None:

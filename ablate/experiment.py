@@ -135,6 +135,11 @@ class Experiment:
         """The tokens of a variant."""
         return self.corpora[_json(variant.settings.data.settings())]
 
+    def plug_ins(self) -> list[str]:
+        """The user's own code that the experiment names."""
+        trees = (variant.settings.model_dump(mode="json") for variant in self.variants)
+        return sorted({name for tree in trees for name in _foreign_names(tree)})
+
     def trials(self, device: str, threads: int) -> list[Trial]:
         """Every variant with every seed, seeds outermost, as they run on this kind of device."""
         return [self._trial(variant, seed, device, threads) for seed in self.seeds for variant in self.variants]
@@ -146,7 +151,8 @@ class Experiment:
         own_threads = tree["train"].pop("threads")
         tree["train"].pop("max_seconds")
         tree["data"] = [corpus.sha256, corpus.vocab_size]
-        identity = [tree, seed, device, own_threads or threads, list(_plug_ins(tree["model"]))]
+        sources = [registry.source_sha256(name) for name in _foreign_names(tree["model"])]
+        identity = [tree, seed, device, own_threads or threads, sources]
         return Trial(variant, seed, _hash(identity), _hash(profile))
 
 
@@ -158,17 +164,17 @@ def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
-def _plug_ins(node: Any) -> Iterator[str]:
-    """The source of every choice of the user's own in a plain settings tree."""
+def _foreign_names(node: Any) -> Iterator[str]:
+    """Every choice of the user's own in a plain settings tree."""
     if isinstance(node, Mapping):
         name = node.get("name")
         if isinstance(name, str) and registry.is_foreign(name):
-            yield registry.source_sha256(name)
+            yield name
         for value in node.values():
-            yield from _plug_ins(value)
+            yield from _foreign_names(value)
     elif isinstance(node, list):
         for value in node:
-            yield from _plug_ins(value)
+            yield from _foreign_names(value)
 
 
 def _set(data: dict[str, Any], change: str) -> None:

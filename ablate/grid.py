@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ablate import presets, registry
+from ablate import catalogue, presets, registry
 from ablate.choice import Faults, Path, SettingsError, unknown
 
 Tree = dict[str, Any]
@@ -43,8 +43,8 @@ def _targets(changes: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
 
 
 def _preset(name: Any) -> dict[str, Any]:
-    if not isinstance(name, str) or name not in presets.names():
-        raise Faults([unknown(str(name), presets.names(), "preset", ("preset",))])
+    if not isinstance(name, str) or name not in catalogue.names(catalogue.PRESETS):
+        raise Faults([unknown(str(name), catalogue.names(catalogue.PRESETS), "preset", ("preset",))])
     return presets.settings(name)
 
 

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib
 import importlib.util
@@ -18,22 +17,15 @@ from types import ModuleType
 from typing import Any
 
 from ablate import choice
+from ablate.catalogue import SLOTS, SOURCES, names, text
 from ablate.choice import Choice, Faults, SettingsError, unknown, validated
 
-SLOTS = ("attention", "position", "feed_forward", "norm", "block")
-SOURCES = ("data",)
-_HOME = Path(__file__).parent
-
-
-def names(slot: str) -> list[str]:
-    """The built-in choices of a slot. Looks at file names only."""
-    return sorted(file.stem for file in (_HOME / slot).glob("*.py") if not file.stem.startswith("_"))
+__all__ = ["SLOTS", "SOURCES", "config_class", "configure", "is_foreign", "names", "slot_base", "source_sha256", "summary"]
 
 
 def summary(slot: str, name: str) -> str:
     """The first line of a built-in choice's file, read without running it."""
-    text = (_HOME / slot / f"{name}.py").read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+    return text(slot, name).partition("\n")[0]
 
 
 def is_foreign(name: str) -> bool:
@@ -62,8 +54,8 @@ def config_class(slot: str, name: str, path: choice.Path = ()) -> type[Choice]:
     except Exception as error:
         if not is_foreign(name):
             raise
-        fault = SettingsError(path, f"{slot} '{name}' cannot be loaded: {type(error).__name__}: {error}")
-        raise Faults([fault]) from error
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise Faults([SettingsError(path, f"{slot} '{name}' cannot be loaded: {reason}")]) from error
     expected = slot_base(slot)
     if not (isinstance(found, type) and issubclass(found, expected)):
         cure = f"let its class Config derive from ablate.{slot}.{expected.__name__}"

@@ -286,6 +286,8 @@ def _read(path: Path, kind: str) -> Any:
         raise _UnreadableError("zero bytes")
     try:
         table = pq.ParquetFile(path).read()
+    except PermissionError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _UnreadableError("torn, or not a Parquet file") from error
     _check_origin(table.schema.metadata or {}, kind)

@@ -286,7 +286,7 @@ def _rule(raw: object, path: Path, faults: list[SettingsError]) -> LayerRule:
 
 
 def _choices(raw: Mapping[str, Any], path: Path, faults: list[SettingsError]) -> dict[str, Choice]:
-    """The slots of `raw`, each as its choice's settings; for one that is faulty, and reported, an empty one stands in."""
+    """The slots of `raw`, each as its choice's settings; an empty one stands in for what is faulty, and reported."""
     ready: dict[str, Choice] = {}
     for slot in registry.SLOTS:
         if slot in raw:

@@ -373,9 +373,9 @@ def _client(uri: str) -> MlflowClient:
             warnings.simplefilter("ignore")
             from mlflow import MlflowClient
 
-            # A new store's hundred migrations are of no interest to the person at the terminal.
-            for name in ("alembic", "mlflow.store.db.utils"):
-                logging.getLogger(name).setLevel(logging.WARNING)
+            # A new store's hundred migrations and each try in vain are of no interest at the terminal.
+            for name in ("alembic", "mlflow.store.db.utils", "urllib3.connectionpool"):
+                logging.getLogger(name).setLevel(logging.ERROR)
             return MlflowClient(tracking_uri=uri)
     except ImportError as error:
         raise TrackingError(f"it cannot be imported ({error}).", "To have the mirror: pip install mlflow") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -59,19 +59,20 @@ class Trained:
 def train(
     model: nn.Module, batches: Batches, held_out: HeldOut, recipe: TrainSettings, seed: int, observer: Observer
 ) -> Trained:
-    """Train `model` where it is. Ends early at the first loss or gradient norm that is not finite: that is a result, not an error."""
-    device = next(model.parameters()).device
-    optimizer = make_optimizer(model, recipe.optimizer, recipe.lr)
-    rate = schedule(recipe, width_of(model))
+    """Train `model` where it is.
+
+    The first loss or gradient norm that is not finite ends the run: that is a result, not an error.
+    """
+    learner, rate = Learner.of(model, recipe), schedule(recipe, width_of(model))
     run, order = Trained(), hashlib.sha256()
-    ledger = Ledger(observer, run, 1 if device.type == "cpu" else READ_EVERY)
+    ledger = Ledger(observer, run, 1 if device_of(model).type == "cpu" else READ_EVERY)
     torch.manual_seed(generator_seed(seed, "dropout"))
     model.train()
     for step in range(1, recipe.n_steps + 1):
         lr = rate(step)
         with observer.step():
             windows = batches.windows(step)
-            measures = update(model, optimizer, *shifted(windows), lr, recipe)
+            measures = learner.update(*shifted(windows), lr)
         order.update(windows.astype("<i8").data)
         ledger.add(step, lr, measures)
         if step % (recipe.eval_every or recipe.n_steps) == 0 or step == recipe.n_steps:
@@ -81,43 +82,83 @@ def train(
         if run.diverged_step is not None:
             break
     run.batch_order_hash = order.hexdigest()
-    run.optimizer_state_dtype, run.optimizer_state_bytes = state_of(optimizer)
+    run.optimizer_state_dtype, run.optimizer_state_bytes = state_of(learner.optimizer)
     return run
 
 
-def update(
-    model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Any, targets: Any, lr: float, recipe: TrainSettings
-) -> dict[str, Tensor]:
-    """One optimizer step on `(B, T)` inputs and targets, in `accumulate` pieces. Its measures stay on the device.
+@dataclass(frozen=True)
+class Learner:
+    """A model, what changes its weights, and what its modules have to say in it."""
 
-    The loss is the sum over all valid targets of the step by their number, however the step is cut. `loss` is the plain cross
-    entropy, also where the objective is smoothed; `aux_…` are the weighted auxiliary losses, averaged over the pieces.
-    """
-    device = next(model.parameters()).device
-    n_valid = max(1, int((targets != IGNORED).sum()))
-    measures: dict[str, Tensor] = {}
-    for x, y in zip(_pieces(inputs, recipe, device), _pieces(targets, recipe, device), strict=True):
-        objective, plain = cross_entropy(forward(model, x, recipe.precision), y, recipe.label_smoothing)
-        parts = {"loss": plain / n_valid}
-        total = objective / n_valid
-        for name, loss in auxiliary_losses(model).items():
-            parts[f"aux_{name}"] = loss / recipe.accumulate
-            total = total + parts[f"aux_{name}"]
-        total.backward()  # type: ignore[no-untyped-call]
-        measures = {name: measures.get(name, 0.0) + part.detach() for name, part in parts.items()}
-    measures["grad_norm"] = clip_gradients(model, recipe.grad_clip)
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    for module in model.modules():
-        if hasattr(module, "after_step"):
-            module.after_step()
-    return measures
+    model: nn.Module
+    recipe: TrainSettings
+    optimizer: torch.optim.Optimizer
+    parameters: list[nn.Parameter]
+    losses: list[Callable[[], dict[str, Tensor]]]
+    after_step: list[Callable[[], None]]
+
+    @classmethod
+    def of(cls, model: nn.Module, recipe: TrainSettings) -> Learner:
+        """Looks through the model once, which is not free where there are many experts."""
+        offers = {name: [method for _, method in offered(model, name)] for name in ("losses", "after_step")}
+        optimizer = make_optimizer(model, recipe.optimizer, recipe.lr)
+        return cls(model, recipe, optimizer, list(model.parameters()), **offers)
+
+    def update(self, inputs: np.ndarray, targets: np.ndarray, lr: float) -> dict[str, Tensor]:
+        """One optimizer step on `(B, T)` inputs and targets, in `accumulate` pieces. Its measures stay on the device.
+
+        The loss is the sum over all valid targets of the step by their number, however the step is cut. `loss` is the
+        plain cross entropy, also where the objective is smoothed; `aux_…` are the weighted auxiliary losses, averaged
+        over the pieces.
+        """
+        recipe, device = self.recipe, device_of(self.model)
+        n_valid = max(1, int((targets != IGNORED).sum()))
+        pieces = zip(*(on_device(each, device).chunk(recipe.accumulate) for each in (inputs, targets)), strict=True)
+        measures: dict[str, Tensor] = {}
+        for x, y in pieces:
+            objective, plain = cross_entropy(forward(self.model, x, recipe.precision), y, recipe.label_smoothing)
+            auxiliary = {f"aux_{name}": loss / recipe.accumulate for name, loss in self.auxiliary_losses().items()}
+            total = sum(auxiliary.values(), objective / n_valid)
+            total.backward()  # type: ignore[no-untyped-call]
+            for name, part in {"loss": plain / n_valid, **auxiliary}.items():
+                measures[name] = measures[name] + part.detach() if name in measures else part.detach()
+        measures["grad_norm"] = self._step(lr)
+        return measures
+
+    def auxiliary_losses(self) -> dict[str, Tensor]:
+        """What modules add to the loss of their last forward pass, summed over modules by name."""
+        found: dict[str, Tensor] = {}
+        for losses in self.losses:
+            for name, loss in losses().items():
+                found[name] = found[name] + loss if name in found else loss
+        return found
+
+    def _step(self, lr: float) -> Tensor:
+        """Clip the gradients, use and forget them; their norm before clipping. A missing one does not matter."""
+        present = [parameter for parameter in self.parameters if parameter.grad is not None]
+        norm = nn.utils.get_total_norm([p.grad for p in present if p.grad is not None])
+        if self.recipe.grad_clip is not None:
+            nn.utils.clip_grads_with_norm_(present, self.recipe.grad_clip, norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        for after_step in self.after_step:
+            after_step()
+        return norm
 
 
-def _pieces(tokens: np.ndarray, recipe: TrainSettings, device: torch.device) -> tuple[Tensor, ...]:
-    return on_device(tokens, device).chunk(recipe.accumulate)
+def offered(model: nn.Module, name: str) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The methods `name` of those modules that have one, each with the module's path."""
+    for path, module in model.named_modules():
+        method = getattr(module, name, None)
+        if method is not None:
+            yield path, method
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the weights are."""
+    return next(model.parameters()).device
 
 
 def on_device(tokens: np.ndarray, device: torch.device) -> Tensor:
@@ -141,39 +182,14 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Te
         return plain, plain
     with torch.no_grad():
         plain = F.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
-    smoothed = F.cross_entropy(
-        logits, targets, reduction="sum", ignore_index=IGNORED, label_smoothing=smoothing
-    )
+    smoothed = F.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED, label_smoothing=smoothing)
     return smoothed, plain
-
-
-def auxiliary_losses(model: nn.Module) -> dict[str, Tensor]:
-    """What modules add to the loss of their last forward pass, summed over modules by name."""
-    found: dict[str, Tensor] = {}
-    for module in model.modules():
-        if hasattr(module, "losses"):
-            for name, loss in module.losses().items():
-                found[name] = found[name] + loss if name in found else loss
-    return found
 
 
 def module_metrics(model: nn.Module) -> dict[str, float]:
     """What modules tell of themselves, by the path of the module: `layers.3.feed_forward.idle_experts`."""
-    return {
-        f"{path}.{name}".lstrip("."): float(value)
-        for path, module in model.named_modules()
-        if hasattr(module, "metrics")
-        for name, value in module.metrics().items()
-    }
-
-
-def clip_gradients(model: nn.Module, largest: float | None) -> Tensor:
-    """The norm of all gradients before they are scaled down to `largest`. Parameters without a gradient do not matter."""
-    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if largest is not None:
-        nn.utils.clip_grads_with_norm_(parameters, largest, norm)
-    return norm
+    told = ((path, metrics()) for path, metrics in offered(model, "metrics"))
+    return {f"{path}.{name}".lstrip("."): float(value) for path, values in told for name, value in values.items()}
 
 
 # --- Optimizer and schedule -------------------------------------------------------------------------------------------
@@ -197,7 +213,7 @@ def make_optimizer(model: nn.Module, settings: OptimizerSettings, lr: float) -> 
 
 
 def state_of(optimizer: torch.optim.Optimizer) -> tuple[str | None, int]:
-    """The dtype of what an optimizer keeps for each weight (None where it keeps nothing), and the bytes of all it keeps."""
+    """The dtype of what an optimizer keeps for each weight, None where it keeps nothing, and the bytes of all of it."""
     kept = [each for state in optimizer.state.values() for each in state.values() if isinstance(each, Tensor)]
     dtypes = sorted({str(each.dtype).removeprefix("torch.") for each in kept if each.dim()})
     return "+".join(dtypes) or None, sum(each.numel() * each.element_size() for each in kept)
@@ -206,14 +222,14 @@ def state_of(optimizer: torch.optim.Optimizer) -> tuple[str | None, int]:
 def schedule(recipe: TrainSettings, d_model: int) -> Callable[[int], float]:
     """The learning rate by step, counted from 1: never 0 at first, the peak exactly at the last step of the warm-up.
 
-    Without warm-up the first step has the peak. `linear` and `cosine` end at `final_lr` times the peak in the last step. `noam` is
-    lr · d_model^-½ · min(step^-½, step · warmup^-1½), as in Vaswani et al., 2017.
+    Without warm-up the first step has the peak. `linear` and `cosine` end at `final_lr` times the peak in the last
+    step. `noam` is lr · d_model^-½ · min(step^-½, step · warmup^-1½), as in Vaswani et al., 2017.
     """
     peak, warmup, last = recipe.lr, recipe.warmup_steps, recipe.n_steps
 
     def rate(step: int) -> float:
         if recipe.schedule == "noam":
-            return peak * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
+            return float(peak * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5))
         if step <= warmup:
             return peak * (step / warmup)
         start = max(1, warmup)
@@ -237,12 +253,17 @@ def generator_seed(seed: int, purpose: str) -> int:
 # --- Evaluation and records -------------------------------------------------------------------------------------------
 
 
+def bits_per_byte(nats_per_token: float, bytes_per_token: float | None) -> dict[str, float]:
+    """The loss in a unit that does not depend on the tokenizer; nothing where tokens are not text."""
+    return {"bits_per_byte": nats_per_token / math.log(2) / bytes_per_token} if bytes_per_token else {}
+
+
 def evaluate(model: nn.Module, held_out: HeldOut, recipe: TrainSettings) -> float:
     """Nats per token over everything held out: one sum, divided once.
 
     In evaluation mode, without smoothing, and without a trace in any random number that training draws later.
     """
-    device = next(model.parameters()).device
+    device = device_of(model)
     total = torch.zeros((), dtype=torch.float64, device=device)
     sequences = max(1, recipe.batch_tokens // recipe.accumulate // recipe.length)
     was_training = model.training
@@ -262,7 +283,7 @@ def _evaluate(
     with observer.evaluation():
         loss = evaluate(model, held_out, recipe)
     run.module_metrics = module_metrics(model)
-    observer.record(step, "val", {"loss": loss})
+    observer.record(step, "val", {"loss": loss, **bits_per_byte(loss, held_out.bytes_per_token)})
     observer.record(step, "model", run.module_metrics)
     if math.isfinite(loss):
         run.val_losses.append(loss)

@@ -97,7 +97,7 @@ class MixtureOfExperts(nn.Module):
         """Keep the losses and counts of the real tokens."""
         if not self.training:
             return
-        real = torch.ones(len(logits), device=logits.device) if mask is None else mask.flatten().float()
+        real = logits.new_ones(len(logits)) if mask is None else mask.flatten().to(logits.dtype)
         n_real, n_experts = real.sum().clamp(min=1), logits.shape[-1]
         slots = F.one_hot(chosen, n_experts).sum(1) * real[:, None]
         mean_probability = (logits.softmax(-1) * real[:, None]).sum(0) / n_real

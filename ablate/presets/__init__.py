@@ -15,17 +15,6 @@ from ablate.document import read
 _HOME = Path(__file__).parent
 
 
-def names() -> list[str]:
-    """The presets that exist."""
-    return sorted(file.stem for file in _HOME.glob("*.yaml") if not file.stem.startswith("_"))
-
-
-def summary(name: str) -> str:
-    """The first line of a preset's file."""
-    with (_HOME / f"{name}.yaml").open(encoding="utf-8") as file:
-        return file.readline().removeprefix("#").strip()
-
-
 @cache
 def settings(name: str) -> dict[str, Any]:
     """What a preset says about the model, as plain data; it may start from another one (`preset: llama`)."""

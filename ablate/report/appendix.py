@@ -152,7 +152,7 @@ def _reason(reason: Any) -> str:
 
 def all_trials(evidence: Evidence) -> str:
     """The row of every planned trial, as it is stored."""
-    rows = [line for variant in evidence.variants for line in _trial_lines(variant)]
+    rows = [line for variant in evidence.variants for line in sorted(_trial_lines(variant), key=_by_seed)]
     headers = [
         "variant",
         "seed",
@@ -172,6 +172,11 @@ def all_trials(evidence: Evidence) -> str:
         "</details>",
     ]
     return "\n\n".join(parts)
+
+
+def _by_seed(line: Sequence[str]) -> tuple[int, str]:
+    seed = line[1]
+    return (int(seed), "") if seed.isdecimal() else (-1, seed)
 
 
 def _trial_lines(variant: Variant) -> Iterator[list[str]]:

@@ -30,6 +30,7 @@ BASELINE_COLOUR = "#000000"
 OTHERS_COLOUR = "#c4c4c4"
 MARKERS = "ovs^Dp<>P*"
 LONGEST_NAME = 36
+FEW = 6  # so many bands can overlap and still be told apart
 WIDE_RANGE = 5  # from this ratio on, an axis is logarithmic
 
 
@@ -143,7 +144,7 @@ def _draw_loss(bands: Mapping[str, Band], looks: Mapping[str, Look]) -> Figure:
     figure, (whole, late) = _figure(2)
     for axes in (whole, late):
         for name, band in bands.items():
-            _draw_band(axes, band, looks[name])
+            _draw_band(axes, band, looks[name], 0.18 if len(bands) <= FEW else 0.07)
         axes.set_xlabel("training tokens")
         _engineering(axes.xaxis)
     whole.set_title("whole run")
@@ -158,13 +159,13 @@ def _draw_loss(bands: Mapping[str, Band], looks: Mapping[str, Look]) -> Figure:
     return figure
 
 
-def _draw_band(axes: Axes, band: Band, look: Look) -> None:
+def _draw_band(axes: Axes, band: Band, look: Look, alpha: float) -> None:
     marker = look.marker if len(band.tokens) <= 2 else ""
     if band.tokens:
         style: dict[str, Any] = {"color": look.colour, "zorder": look.order}
         axes.plot(band.tokens, band.mean, linewidth=1.6, marker=marker, **style)
         if look.named:
-            axes.fill_between(band.tokens, band.low, band.high, alpha=0.18, linewidth=0, **style)
+            axes.fill_between(band.tokens, band.low, band.high, alpha=alpha, linewidth=0, **style)
     for points in band.failed:
         tokens, losses = zip(*points, strict=True)
         axes.plot(tokens, losses, ":", color=look.colour, linewidth=1.4, zorder=look.order)
@@ -245,18 +246,23 @@ def _draw_trade(panels: Sequence[tuple[Metric, Mapping[str, TradePoint]]], looks
 
 
 def _draw_point(axes: Axes, point: TradePoint, look: Look) -> None:
-    bars: dict[str, Any] = {"xerr": point.cost_sd or None, "yerr": point.loss_sd or None}
+    bars: dict[str, Any] = {}
+    if look.named:
+        bars = {"xerr": point.cost_sd or None, "yerr": point.loss_sd or None}
     style: dict[str, Any] = {"color": look.colour, "zorder": look.order}
     axes.errorbar([point.cost], [point.loss], fmt=look.marker, elinewidth=1, **bars, **style)
 
 
 def _scale_x(axes: Axes, metric: Metric, values: Sequence[float]) -> None:
     # A cost of zero (a state of fixed size) is a result: such an axis stays linear rather than lose the point.
-    if min(values) > 0 and max(values) / min(values) >= WIDE_RANGE:
-        axes.set_xscale("log", base=2)
-        _plain_ticks(axes.xaxis, binary=metric.unit.startswith("bytes"))
-    else:
+    if min(values) <= 0 or max(values) / min(values) < WIDE_RANGE:
         _engineering(axes.xaxis)
+    elif metric.unit.startswith("bytes"):
+        axes.set_xscale("log", base=2)
+        _binary_ticks(axes.xaxis)
+    else:
+        axes.set_xscale("log")
+        _decimal_ticks(axes.xaxis)
 
 
 # --- Cache by length --------------------------------------------------------------------------------------------------
@@ -298,7 +304,7 @@ def _draw_cache(curves: Mapping[str, Points], looks: Mapping[str, Look]) -> Figu
     axes.set_xlabel("context (tokens)")
     axes.set_ylabel("KV cache ↓ (bytes)")
     for axis in (axes.xaxis, axes.yaxis):
-        _plain_ticks(axis, binary=True)
+        _binary_ticks(axis)
     _legend(figure, {name: looks[name] for name, points in curves.items() if points})
     return figure
 
@@ -366,7 +372,8 @@ def _legend(figure: Figure, looks: Mapping[str, Look], line: Literal["-", ""] = 
 
 def _short(name: str) -> str:
     text = plain(name)
-    return text if len(text) <= LONGEST_NAME else text[: LONGEST_NAME - 1] + "…"
+    half = LONGEST_NAME // 2  # names of combinations differ at their ends
+    return text if len(text) <= LONGEST_NAME else f"{text[:half]}…{text[-half + 1 :]}"
 
 
 def _engineering(axis: Axis) -> None:
@@ -376,11 +383,20 @@ def _engineering(axis: Axis) -> None:
     axis.set_major_formatter(EngFormatter(sep=" "))
 
 
-def _plain_ticks(axis: Axis, *, binary: bool) -> None:
+def _decimal_ticks(axis: Axis) -> None:
     """Ticks of a logarithmic axis as numbers in full, not as powers."""
-    from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator
+    from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _binary(value)) if binary else EngFormatter(sep=" "))
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=6))
+    axis.set_major_formatter(EngFormatter(sep=" "))
+    axis.set_minor_locator(NullLocator())
+
+
+def _binary_ticks(axis: Axis) -> None:
+    """The same for an axis in powers of two."""
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _binary(value)))
     axis.set_minor_locator(NullLocator())
 
 

@@ -90,7 +90,10 @@ def _loss_part(variant: Variant, baseline: Variant) -> str:
 
 
 def _no_result(variant: Variant) -> str:
-    return f"no valid result ({outcome_text(variant)})" if variant.rows else "no result yet"
+    if not variant.rows:
+        return "no result yet"
+    why = "no finite loss" if variant.competes else outcome_text(variant)
+    return f"no valid result ({why})"
 
 
 def _costs(variant: Variant, baseline: Variant) -> Iterator[str]:

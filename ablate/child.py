@@ -1,0 +1,143 @@
+"""One trial's child process, seen from the parent: started fresh, listened to, and its end explained."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ablate.trial import Job
+
+_OWN_VARIABLES = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_TRACKING_TOKEN")
+
+
+def context(device: str) -> BaseContext:
+    """How children start: forked from a clean server that has torch imported, or afresh where CUDA is in play."""
+    if device == "cuda" or "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    forkserver = multiprocessing.get_context("forkserver")
+    forkserver.set_forkserver_preload(["ablate.trial"])
+    return forkserver
+
+
+@contextlib.contextmanager
+def environment(threads: int) -> Iterator[None]:
+    """The environment that children are started with; the parent's own is restored."""
+    wanted = {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        # A thread that spins while another program runs slows a step several times over.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    }
+    before = dict(os.environ)
+    os.environ.update(wanted)
+    for name in _OWN_VARIABLES:
+        os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+class Child:
+    """A running trial and everything it has said so far."""
+
+    def __init__(self, start: BaseContext, job: Job) -> None:
+        from ablate import trial
+
+        self.began = time.monotonic()
+        self.limit: float | None = job.settings["train"]["max_seconds"]
+        self.phase = "start"
+        self.columns: dict[str, Any] = {}
+        self.curves: dict[str, list[Any]] = defaultdict(list)
+        self.profiles: dict[str, list[Any]] = defaultdict(list)
+        self.outcome: tuple[str, str | None, str | None] | None = None
+        self._oom_kills = oom_kills()
+        self.connection, theirs = multiprocessing.Pipe(duplex=False)
+        self.process = start.Process(target=trial.main, args=(job, theirs), daemon=True)  # type: ignore[attr-defined]
+        self.process.start()
+        theirs.close()
+
+    def waitables(self) -> list[Connection | int]:
+        """What becomes ready when the child speaks or ends."""
+        return [self.connection, self.process.sentinel]
+
+    def listen(self) -> Iterator[tuple[str, Any]]:
+        """Messages that have arrived: ("phase", name) and ("curve", points) as they come; the rest is kept."""
+        try:
+            while self.connection.poll():
+                kind, *content = self.connection.recv()
+                yield from self._take(kind, content)
+        except (EOFError, OSError):
+            return
+
+    def _take(self, kind: str, content: list[Any]) -> Iterator[tuple[str, Any]]:
+        if kind == "columns":
+            self.columns.update(content[0])
+        elif kind == "outcome":
+            self.outcome = (content[0], content[1], content[2])
+        elif kind == "profiles":
+            for key, values in content[0].items():
+                self.profiles[key].extend(values)
+        elif kind == "curve":
+            for key, values in content[0].items():
+                self.curves[key].extend(values)
+            yield kind, content[0]
+        elif kind == "phase":
+            self.phase = content[0]
+            yield kind, content[0]
+
+    def overdue(self) -> bool:
+        """Whether the time that the file allows is over."""
+        return self.limit is not None and time.monotonic() - self.began > self.limit
+
+    def stop(self, outcome: tuple[str, str | None, str | None]) -> None:
+        """End the child now, for the reason given."""
+        self.process.kill()
+        self.process.join()
+        list(self.listen())
+        self.outcome = outcome
+
+    def end(self) -> tuple[str, str | None, str | None]:
+        """(status, phase, reason) of a child that has ended."""
+        self.process.join()
+        code = self.process.exitcode
+        self.connection.close()
+        self.process.close()
+        return self.outcome or explain(code, self.phase, memory_was_short=oom_kills() > self._oom_kills)
+
+
+def explain(code: int | None, phase: str, *, memory_was_short: bool) -> tuple[str, str, str]:
+    """(status, phase, reason) of a child that ended without saying how, from its exit code."""
+    if code is None or code >= 0:
+        return "crashed", phase, f"the process ended with exit status {code} and no word"
+    name = signal.Signals(-code).name
+    if -code == signal.SIGKILL and memory_was_short:
+        return "oom", phase, "ended by the system, which was out of memory"
+    hint = ", probably host memory" if -code == signal.SIGKILL else ""
+    return "killed", phase, f"signal {-code} ({name}){hint}"
+
+
+def oom_kills() -> int:
+    """How often the system has ended a process for want of memory, here or in this container; 0 where unknown."""
+    counts = [_count(Path("/sys/fs/cgroup/memory.events"), "oom_kill"), _count(Path("/proc/vmstat"), "oom_kill")]
+    return max(counts)
+
+
+def _count(file: Path, key: str) -> int:
+    try:
+        lines = file.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[0] == key), 0)

@@ -1,0 +1,310 @@
+"""The command line: parses and prints, decides nothing.
+
+Exit status: 0 all trials `ok`; 1 some are not; 2 the input is wrong; 130 and 143 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+FILE = click.argument("file")
+JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
+RESULTS = click.option(
+    "--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True, help="Folder of results."
+)
+REPORTS = click.option(
+    "--reports", type=click.Path(path_type=Path), default=Path("reports"), show_default=True, help="Folder of reports."
+)
+SET = click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting of the file.")
+DEVICE = click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to compute."
+)
+WORKERS = click.option(
+    "--workers", type=click.IntRange(1, 1024), default=1, show_default=True, help="Trials at once; threads are shared."
+)
+MAX_TRIALS = click.option(
+    "--max-trials", type=click.IntRange(1), default=1000, show_default=True, help="Most combinations to accept."
+)
+DEBUG = click.option("--debug", is_flag=True, help="Show tracebacks.")
+
+Command = Callable[..., int | None]
+
+
+def command(function: Command) -> Command:
+    """Faults of the user's input become a line or two on standard error and exit status 2."""
+
+    @wraps(function)
+    def guarded(*args: Any, debug: bool, **kwargs: Any) -> None:
+        logging.basicConfig(format="%(message)s")
+        try:
+            status = function(*args, **kwargs)
+        except KeyboardInterrupt:
+            status = 130
+        except Exception as error:
+            if debug:
+                traceback.print_exc()
+            click.echo(_told(error, debug), err=True)
+            status = 2
+        sys.exit(status or 0)
+
+    return DEBUG(guarded)
+
+
+def _told(error: Exception, debug: bool) -> str:
+    """One line for the fault, one for the cure."""
+    faults = getattr(error, "faults", None)
+    if faults:
+        return "\n".join(f"{f.message}" + (f"\n  {f.cure}" if f.cure else "") for f in faults)
+    if cure := getattr(error, "cure", None):
+        return f"{error}\n  {cure}" if cure not in str(error) else str(error)
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, ValueError) or type(error).__module__.startswith("ablate") or debug:
+        return str(error)
+    return f"{type(error).__name__}: {' '.join(str(error).split())}\n  this is a fault of ablate; --debug shows where"
+
+
+def _print_json(document: Any) -> None:
+    click.echo(json.dumps(document, ensure_ascii=False, allow_nan=False, indent=2))
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="ablate")
+def main() -> None:
+    """What does a transformer's architecture choice buy, and what does it cost?
+
+    Write an experiment file, then: python -m ablate run FILE
+    """
+
+
+@main.command()
+@FILE
+@RESULTS
+@REPORTS
+@SET
+@DEVICE
+@WORKERS
+@MAX_TRIALS
+@click.option("--retry-failed", is_flag=True, help="Run trials again that ended otherwise than `ok`.")
+@click.option("--fail-fast", is_flag=True, help="Start no more trials after the first that is not `ok`.")
+@command
+def run(**options: Any) -> int:
+    """Train and profile every variant of FILE, store the numbers, write the report. Resumes by itself."""
+    from rich.console import Console
+
+    from ablate import commands
+
+    console = Console(highlight=False)
+    ran = commands.run(commands.Wanted(**{**options, "sets": tuple(options["sets"])}), console)
+    outcomes = ", ".join(f"{number} {word}" for word, number in sorted(ran.outcomes.items()))
+    click.echo(f"{outcomes}; report: {ran.report}")
+    return ran.status
+
+
+@main.command()
+@FILE
+@RESULTS
+@SET
+@DEVICE
+@WORKERS
+@MAX_TRIALS
+@JSON
+@command
+def plan(as_json: bool, **options: Any) -> int:
+    """Show what FILE would run and what each variant costs, without running it."""
+    from ablate import commands
+
+    facts = commands.plan_facts(commands.Wanted(**{**options, "sets": tuple(options["sets"])}))
+    if as_json:
+        _print_json(facts)
+    else:
+        _print_plan(facts)
+    return 1 if facts["invalid"] else 0
+
+
+def _print_plan(facts: Mapping[str, Any]) -> None:
+    counts = facts["counts"]
+    click.echo(f"{facts['name']}: {facts['question'] or ''}".rstrip(": "))
+    words = ("raw", "excluded", "invalid", "merged", "planned")
+    click.echo(", ".join(f"{counts[word]} {word}" for word in words) + f" variants; {counts['trials']} trials", nl=False)
+    click.echo(f", {facts['stored']} of them stored; {facts['device']}, {facts['threads']} threads")
+    for name in facts["plug_ins"]:
+        click.echo(f"runs your own code: {name}")
+    heads = ("variant", "params", "active", "FLOPs/token", "KV bytes/token", "memory ~", "time/trial ~")
+    rows = [
+        (
+            each["name"],
+            f"{each['params_total']:,}",
+            f"{each['params_active']:,}",
+            _number(each["flops_per_token"]),
+            _number(each["kv_cache_bytes_per_token"]),
+            f"{each['predicted_memory_bytes'] / 2**20:,.0f} MiB",
+            "n/a" if each["predicted_seconds"] is None else f"{each['predicted_seconds']:g} s",
+        )
+        for each in facts["variants"]
+    ]
+    _print_table(heads, rows)
+    for each in facts["invalid"]:
+        click.echo(f"invalid: {each['variant']}: {each['reason']}")
+
+
+def _number(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:,.0f}"
+
+
+def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from tabulate import tabulate
+
+    align = ("left", *["right"] * (len(heads) - 1))
+    click.echo(tabulate(rows, heads, tablefmt="simple", disable_numparse=True, colalign=align if rows else None))
+
+
+@main.command()
+@click.argument("target")
+@RESULTS
+@REPORTS
+@JSON
+@command
+def report(target: str, results: Path, reports: Path, as_json: bool) -> int:
+    """Write the report of an experiment's FILE or folder of results again, at any moment."""
+    from ablate import commands
+
+    path = commands.report(commands.stored(target, results), reports)
+    _print_json({"report": str(path)}) if as_json else click.echo(f"report: {path}")
+    return 0
+
+
+@main.command(name="list")
+@click.argument("slot", required=False)
+@JSON
+@command
+def list_(slot: str | None, as_json: bool) -> int:
+    """List the choices of every slot, or of SLOT, and the presets."""
+    from ablate.catalogue import listing
+
+    found = listing(slot)
+    if as_json:
+        _print_json(found)
+        return 0
+    for each, choices in found.items():
+        click.echo(f"{each}:")
+        width = max(map(len, choices), default=0)
+        for name, summary in choices.items():
+            click.echo(f"  {name:<{width}}  {summary}")
+    return 0
+
+
+@main.command()
+@click.argument("target")
+@click.option("--variant", help="One variant of an experiment's file.")
+@SET
+@JSON
+@command
+def describe(target: str, variant: str | None, sets: tuple[str, ...], as_json: bool) -> int:
+    """Describe a choice (attention/gqa), a preset (preset/llama-7b), or the variants of an experiment's FILE."""
+    from ablate import commands
+
+    if target.startswith("preset/"):
+        facts = commands.describe_preset(target.removeprefix("preset/"))
+        _print_json(facts) if as_json else _print_model(facts, facts["summary"])
+    elif Path(target).exists() or target.endswith((".yaml", ".yml")):
+        facts = commands.describe_variants(commands.Wanted(target, sets=sets), variant)
+        if as_json:
+            _print_json(facts)
+        else:
+            for each in facts["variants"]:
+                _print_model(each, each["variant"])
+    else:
+        facts = commands.describe_choice(target)
+        _print_json(facts) if as_json else _print_choice(facts)
+    return 0
+
+
+def _print_choice(facts: Mapping[str, Any]) -> None:
+    click.echo(f"{facts['slot']}: {facts['name']}\n\n{facts['text']}\n")
+    rows = [
+        (key, f["type"], "—" if f["default"] is None else json.dumps(f["default"]), f["bounds"], f["description"])
+        for key, f in facts["settings"].items()
+    ]
+    if rows:
+        from tabulate import tabulate
+
+        click.echo(tabulate(rows, ("setting", "type", "default", "bounds", "meaning"), "simple", disable_numparse=True))
+    else:
+        click.echo("no settings")
+
+
+def _print_model(facts: Mapping[str, Any], title: str) -> None:
+    click.echo(f"{title}\n")
+    heads = ("stage", "times", "output", "params", "active", "FLOPs/token", "cache/token")
+    rows = [
+        (s["stage"], str(s["times"]), s["output"], *(_number(s[k]) for k in ("params", "params_active", "flops", "cache")))
+        for s in facts["stages"]
+    ]
+    _print_table(heads, rows)
+    click.echo("")
+    for key in ("params_total", "params_active", "params_non_embedding", "kv_cache_elements_per_token"):
+        click.echo(f"{key}: {_number(facts[key])}")
+    click.echo(f"flops_per_token: {_number(facts['flops_per_token'])} (sequences of {facts['flops_at_tokens']})\n")
+
+
+@main.command()
+@FILE
+@RESULTS
+@SET
+@DEVICE
+@WORKERS
+@MAX_TRIALS
+@JSON
+@command
+def status(as_json: bool, **options: Any) -> int:
+    """Show the trials of FILE by outcome, what runs now and what is left."""
+    from ablate import commands
+
+    facts = commands.status(commands.Wanted(**{**options, "sets": tuple(options["sets"])}))
+    if as_json:
+        _print_json(facts)
+        return 0
+    outcomes = ", ".join(f"{number} {word}" for word, number in sorted(facts["outcomes"].items())) or "none stored"
+    click.echo(f"{facts['name']}: {facts['planned']} trials: {outcomes}; {facts['left']} left")
+    for label in facts["running"]:
+        click.echo(f"running: {label}")
+    for each in facts["failed"]:
+        click.echo(f"{each['status']}: {each['variant']} seed {each['seed']}: {each['reason']} (log: {each['log']})")
+    return 0
+
+
+@main.command()
+@click.argument("target")
+@RESULTS
+@command
+def sync(target: str, results: Path) -> int:
+    """Bring MLflow up to date with what is stored of an experiment's FILE or folder."""
+    from ablate import commands
+
+    done = commands.sync(target, results)
+    click.echo(f"{len(done.written)} written, {len(done.replaced)} replaced, {len(done.unchanged)} unchanged")
+    if done.failed:
+        click.echo(done.failed, err=True)
+    return 1 if done.failed else 0
+
+
+@main.command()
+@click.argument("experiments", nargs=-1)
+@RESULTS
+@click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="On 127.0.0.1.")
+@command
+def ui(experiments: tuple[str, ...], results: Path, port: int) -> int:
+    """Start MLflow's UI over the results and print the links that compare the runs of EXPERIMENTS (all unless given)."""
+    from ablate import commands
+
+    return commands.ui(results, port, experiments)

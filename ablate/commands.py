@@ -1,0 +1,273 @@
+"""What each verb of the command line does, without a word printed. Heavy imports wait until a verb needs them."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ablate import document
+from ablate.mlflow_view import LOCAL_URL, comparison_links
+from ablate.results import Results, ResultsError, Store, load
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ablate.experiment import Experiment
+    from ablate.tracking import SyncResult
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a command line asks for, with the defaults of `run`."""
+
+    file: str
+    results: Path = Path("results")
+    reports: Path = Path("reports")
+    sets: tuple[str, ...] = ()
+    device: str = "auto"
+    workers: int = 1
+    max_trials: int = 1000
+    retry_failed: bool = False
+    fail_fast: bool = False
+
+    def command(self) -> str:
+        """The command that runs this again, as one would type it."""
+        parts = ["python", "-m", "ablate", "run", self.file]
+        for change in self.sets:
+            parts += ["--set", change]
+        return shlex.join(parts)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a run ended: outcomes counted, what was there before, where the report is, and the exit status."""
+
+    outcomes: Counter[str]
+    started: int
+    skipped: int
+    report: Path
+    status: int
+
+
+def read(wanted: Wanted) -> Experiment:
+    """The checked experiment. Raises `FileFaults`."""
+    from ablate.experiment import Experiment
+
+    return Experiment.from_file(wanted.file, wanted.sets, wanted.max_trials)
+
+
+def run(wanted: Wanted, console: Console) -> Ran:
+    """Plan, train, profile, record, report. Raises `FileFaults` before anything runs if the input is wrong."""
+    from ablate import machine, plan
+    from ablate.progress import Progress
+    from ablate.runner import Interrupted, Options, Run, tasks
+    from ablate.tracking import Tracker
+
+    experiment = read(wanted)
+    device = machine.find_device(wanted.device)
+    threads = max(1, machine.available_threads() // wanted.workers)
+    plan.check(experiment)
+    plans = plan.plan(experiment, timed=False)
+    store = Store(wanted.results / experiment.name, create=True)
+    store.write_experiment(plan.document(experiment, plans, machine.facts(device, threads), wanted.command()))
+    trials = experiment.trials(device, threads)
+    queue = tasks(trials, store, retry_failed=wanted.retry_failed)
+    console.print(_opening(experiment, len(trials), len(queue)), markup=False, highlight=False, soft_wrap=True)
+    tracker = Tracker.open(wanted.results, store)
+    options = Options(device, threads, wanted.workers, wanted.fail_fast)
+    stopped = 0
+    with Progress(console, len(queue)) as progress:
+        running = Run(experiment, plans, store, options, progress, lambda trial: tracker.mirror(trial) if tracker else None)
+        try:
+            running.carry_out(queue)
+        except Interrupted as signal:
+            stopped = 128 + signal.number
+    folder = report(store.load(), wanted.reports)
+    if tracker:
+        tracker.attach(folder.parent)
+    outcomes = _outcomes(store.load(), len(trials))
+    failed = set(outcomes) - {"ok"} or experiment.invalid
+    return Ran(outcomes, len(queue), len(trials) - len(queue), folder, stopped or (1 if failed else 0))
+
+
+def _opening(experiment: Experiment, total: int, to_run: int) -> str:
+    counts = experiment.counts
+    size = f"{counts['planned']} variants x {len(experiment.seeds)} seeds = {total} trials"
+    if to_run == 0:
+        return f"{experiment.name}: {size}, all of them stored: nothing to train"
+    stored = f", {total - to_run} of them stored" if to_run < total else ""
+    return f"{experiment.name}: {size}{stored}, {to_run} to run"
+
+
+def _outcomes(results: Results, planned: int) -> Counter[str]:
+    outcomes = Counter(str(status) for status in results.trials["status"])
+    if missing := planned - outcomes.total():
+        outcomes["not run"] = missing
+    return outcomes
+
+
+def report(results: Results, reports: Path) -> Path:
+    """Write the report from what is stored. Returns the path of `report.md`."""
+    from ablate.report import write_report
+
+    mirrored = Store(results.folder).mlflow()
+    links = comparison_links(LOCAL_URL, mirrored) if mirrored else {}
+    return write_report(results, reports / results.folder.name, links)
+
+
+def stored(target: str, results: Path) -> Results:
+    """The results of an experiment file, or of a folder of results. Raises `FileFaults` or `ResultsError`."""
+    if Path(target).is_dir():
+        return load(target)
+    return load(results / name_of(target))
+
+
+def name_of(file: str) -> str:
+    """An experiment's name, read from its file without checking the rest."""
+    name = document.read(file).data.get("name")
+    return name if isinstance(name, str) else Path(file).stem
+
+
+def plan_facts(wanted: Wanted) -> dict[str, Any]:
+    """What `plan --json` gives."""
+    from ablate import machine, plan
+
+    experiment = read(wanted)
+    device = machine.find_device(wanted.device)
+    threads = max(1, machine.available_threads() // wanted.workers)
+    plan.check(experiment)
+    plans = plan.plan(experiment)
+    queue = {trial.trial_id for trial in experiment.trials(device, threads)}
+    done = set()
+    with suppress(ResultsError):
+        rows = load(wanted.results / experiment.name).trials
+        done = set(rows["trial_id"][rows["status"] == "ok"]) & queue
+    return {
+        "name": experiment.name,
+        "question": experiment.question,
+        "counts": experiment.counts,
+        "seeds": experiment.seeds,
+        "stored": len(done),
+        "device": device,
+        "threads": threads,
+        "variants": [each.facts() for each in plans],
+        "invalid": [{"variant": each.name, "reason": each.reason} for each in experiment.invalid],
+        "plug_ins": experiment.plug_ins(),
+    }
+
+
+def status(wanted: Wanted) -> dict[str, Any]:
+    """Trials by outcome, what runs now, what is left."""
+    from ablate import machine
+    from ablate.runner import running_now
+
+    experiment = read(wanted)
+    device = machine.find_device(wanted.device)
+    trials = experiment.trials(device, max(1, machine.available_threads() // wanted.workers))
+    store = Store(wanted.results / experiment.name)
+    rows = [store.trial(trial.trial_id) for trial in trials]
+    outcomes = Counter(row["status"] for row in rows if row)
+    return {
+        "name": experiment.name,
+        "planned": len(trials),
+        "outcomes": dict(outcomes),
+        "running": running_now(store),
+        "left": sum(row is None or row["status"] == "interrupted" for row in rows),
+        "failed": [
+            {key: row[key] for key in ("variant", "seed", "status", "phase", "reason", "log")}
+            for row in rows
+            if row and row["status"] != "ok"
+        ],
+    }
+
+
+def sync(target: str, results: Path) -> SyncResult:
+    """Bring MLflow up to date from what is stored."""
+    from ablate.tracking import Tracker
+
+    store = Store(stored(target, results).folder)
+    return Tracker.connect(results, store).sync()
+
+
+def describe_choice(word: str) -> dict[str, Any]:
+    """Settings and source of a choice, given as `slot/name` or as a name. Raises `Faults`."""
+    from ablate import catalogue, registry
+    from ablate.choice import Faults, unknown
+
+    slot, _, name = word.rpartition("/")
+    slots = [s for s in (*registry.SLOTS, *registry.SOURCES) if name in registry.names(s) and slot in ("", s)]
+    if not slots:
+        known = [f"{s}/{n}" for s in (*registry.SLOTS, *registry.SOURCES) for n in registry.names(s)]
+        raise Faults([unknown(word, known, "choice", ())])
+    kind = registry.config_class(slots[0], name)
+    fields = kind.model_json_schema()["properties"]
+    return {
+        "slot": slots[0],
+        "name": name,
+        "summary": registry.summary(slots[0], name),
+        "text": catalogue.text(slots[0], name),
+        "settings": {key: _field_facts(field) for key, field in fields.items() if key != "name"},
+    }
+
+
+_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+
+
+def _field_facts(field: dict[str, Any]) -> dict[str, Any]:
+    kinds = [part for part in field.get("anyOf", [field]) if part.get("type") != "null"]
+    bounds = {sign: kinds[0][key] for key, sign in _BOUNDS.items() if key in kinds[0]}
+    kind = " | ".join(kinds[0]["enum"]) if "enum" in kinds[0] else kinds[0].get("type", "any")
+    facts = {"type": kind, "default": field.get("default"), "description": field.get("description", "")}
+    return {**facts, "bounds": " ".join(f"{sign} {value}" for sign, value in bounds.items())}
+
+
+def describe_preset(name: str) -> dict[str, Any]:
+    """Settings and totals of a preset. Raises `Faults`."""
+    from ablate import catalogue
+    from ablate.building import model_settings
+
+    settings = model_settings({"preset": name})
+    return {"preset": name, "summary": catalogue.text(catalogue.PRESETS, name), **_model_facts(settings, settings.max_seq_len)}
+
+
+def describe_variants(wanted: Wanted, only: str | None) -> dict[str, Any]:
+    """The shapes and costs, stage by stage, of an experiment's variants, or of one of them. Raises `FileFaults`."""
+    experiment = read(wanted)
+    known = [variant.name for variant in experiment.variants]
+    if only is not None and only not in known:
+        raise document.FileFaults([f"{wanted.file}: no variant '{only}'\n  known: {', '.join(known)}"])
+    variants = [v for v in experiment.variants if only in (None, v.name)]
+    facts = [{"variant": v.name, **_model_facts(v.settings.model, v.settings.train.length)} for v in variants]
+    return {"name": experiment.name, "variants": facts}
+
+
+def _model_facts(settings: Any, tokens: int) -> dict[str, Any]:
+    from ablate.cost import cost, stages
+
+    price = cost(settings, tokens)
+    per_token = [layer.attention.cache_elements(settings.shape, 1) for layer, _ in settings.distinct_layers()]
+    times = [times for _, times in settings.distinct_layers()]
+    known = [each for each in per_token if each is not None]
+    elements = sum(n * each for n, each in zip(times, known, strict=True)) if len(known) == len(times) else None
+    return {
+        "params_total": price.params_total,
+        "params_active": price.params_active,
+        "params_embedding": price.params_embedding,
+        "params_non_embedding": price.params_non_embedding,
+        "flops_per_token": price.flops_per_token,
+        "flops_at_tokens": tokens,
+        "kv_cache_elements_per_token": elements,
+        "stages": stages(settings, tokens),
+        "settings": settings.model_dump(mode="json"),
+    }
+
+
+def ui(results: Path, port: int, names: Sequence[str]) -> int:
+    """MLflow's UI over the store until it is stopped."""
+    from ablate.mlflow_ui import serve
+
+    return serve(results, port, list(names) or None)

@@ -1,0 +1,93 @@
+"""The machine that a run happens on: what it offers, and what must be written beside its numbers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import ablate
+
+
+def available_threads() -> int:
+    """CPU threads that this process may use: its affinity, or its container's quota where that is less."""
+    try:
+        allowed = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS and Windows have no affinity
+        allowed = os.cpu_count() or 1
+    quota = _cgroup_quota()
+    return max(1, min(allowed, int(quota)) if quota else allowed)
+
+
+def _cgroup_quota() -> float | None:
+    """Cores that the container may use on average; None where nothing limits it."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else max(1.0, int(quota) / int(period))
+
+
+def find_device(wanted: str) -> str:
+    """`cpu` or `cuda`. Asked through NVML, so that this process never touches a GPU. Raises ValueError."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    import torch
+
+    there = wanted != "cpu" and torch.cuda.is_available()
+    if wanted == "cuda" and not there:
+        raise ValueError("no CUDA device is available here")
+    return "cuda" if there else "cpu"
+
+
+def facts(device: str, threads: int) -> dict[str, Any]:
+    """What a report says about the machine; nothing that names it or its user."""
+    return {
+        "device": device,
+        "device_name": _cpu_name(),
+        "threads": threads,
+        "memory_bytes": psutil.virtual_memory().total,
+        "os": platform.system(),
+        **software(),
+    }
+
+
+def software() -> dict[str, Any]:
+    """Versions, and the commit of the folder that the command runs in."""
+    from importlib.metadata import version
+
+    commit, dirty = git_state()
+    return {
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "ablate": ablate.__version__,
+        "git_commit": commit,
+        "git_dirty": dirty,
+    }
+
+
+def git_state() -> tuple[str | None, bool | None]:
+    """Commit of the current folder and whether tracked files differ from it; None where there is no repository."""
+    commit = _git("rev-parse", "HEAD")
+    changes = _git("status", "--porcelain", "--untracked-files=no")
+    return commit or None, None if commit is None or changes is None else bool(changes)
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())

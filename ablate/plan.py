@@ -1,0 +1,155 @@
+"""What an experiment would run and what each variant costs, reckoned without running anything."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ablate.batches import check_corpus
+from ablate.choice import Faults, SettingsError
+from ablate.cost import Cost, cache_bytes, cache_bytes_per_token, cost, training_bytes
+from ablate.document import Document, told
+from ablate.experiment import Experiment, Variant
+from ablate.meta import on_meta
+from ablate.model import Transformer
+
+
+@dataclass(frozen=True)
+class VariantPlan:
+    """A variant's costs. Times and memory are rough predictions, everything else is exact."""
+
+    variant: Variant
+    cost: Cost
+    kv_cache_bytes_per_token: int | None
+    predicted_memory_bytes: int
+    predicted_seconds: float | None
+
+    def facts(self) -> dict[str, Any]:
+        """As `plan --json` and `experiment.json` give it."""
+        return {
+            "name": self.variant.name,
+            "is_baseline": self.variant.is_baseline,
+            "changes": self.variant.changes,
+            "groups": self.variant.groups,
+            "params_total": self.cost.params_total,
+            "params_active": self.cost.params_active,
+            "params_embedding": self.cost.params_embedding,
+            "params_non_embedding": self.cost.params_non_embedding,
+            "flops_per_token": self.cost.flops_per_token,
+            "flops_terms": self.cost.flops,
+            "kv_cache_bytes_per_token": self.kv_cache_bytes_per_token,
+            "predicted_memory_bytes": self.predicted_memory_bytes,
+            "predicted_seconds": self.predicted_seconds,
+        }
+
+
+def plan(experiment: Experiment, *, timed: bool = True) -> list[VariantPlan]:
+    """The costs of every variant. `timed` multiplies matrices for a moment, to predict how long training would take."""
+    rate = _matmul_flops_per_second() if timed else None
+    return [_variant_plan(variant, rate) for variant in experiment.variants]
+
+
+def _variant_plan(variant: Variant, rate: float | None) -> VariantPlan:
+    model, train = variant.settings.model, variant.settings.train
+    price = cost(model, train.length)
+    sequences = train.batch_tokens // train.length // train.accumulate
+    return VariantPlan(
+        variant=variant,
+        cost=price,
+        kv_cache_bytes_per_token=cache_bytes_per_token(model, train.precision),
+        predicted_memory_bytes=training_bytes(model, price.params_total, sequences, train.length),
+        predicted_seconds=_seconds(price, train.n_steps * train.batch_tokens, rate),
+    )
+
+
+def _seconds(price: Cost, tokens: int, rate: float | None) -> float | None:
+    """Training's three passes at half of the speed of bare matrix products: right to a factor of two or three."""
+    if rate is None or price.flops_per_token is None:
+        return None
+    return float(f"{3 * price.flops_per_token * tokens / (0.5 * rate):.2g}")
+
+
+def _matmul_flops_per_second() -> float:
+    import torch
+
+    n, rounds = 512, 5
+    a = torch.ones(n, n)
+    a @ a
+    start = time.perf_counter()
+    for _ in range(rounds):
+        a @ a
+    return 2 * n**3 * rounds / max(1e-9, time.perf_counter() - start)
+
+
+def check(experiment: Experiment) -> None:
+    """Whatever would only fail later: data too short for a step, a model that cannot be built. Raises `FileFaults`.
+
+    Every model is built once without memory.
+    """
+    found = Document(experiment.file, {}, {})
+    faults: list[SettingsError] = []
+    for variant in experiment.variants:
+        try:
+            check_corpus(experiment.corpus(variant), variant.settings.train)
+        except SettingsError as fault:
+            faults.append(fault)
+        try:
+            on_meta(lambda model=variant.settings.model: Transformer(model))  # type: ignore[misc]
+        except Exception as error:
+            message = f"variant {variant.name} cannot be built: {type(error).__name__}: {error}"
+            faults.append(SettingsError((), message))
+    if faults:
+        raise told(found, Faults({fault.message: fault for fault in faults}.values()))
+
+
+def document(experiment: Experiment, plans: list[VariantPlan], machine: dict[str, Any], command: str) -> dict[str, Any]:
+    """The content of `experiment.json`: what was planned, and which trial ids its names mean now."""
+    trials = experiment.trials(machine["device"], machine["threads"])
+    baseline = experiment.baseline
+    corpus = experiment.corpus(baseline)
+    return {
+        "schema": 1,
+        "name": experiment.name,
+        "question": experiment.question,
+        "file": experiment.file.replace("\\", "/").rpartition("/")[2],
+        "command": command,
+        "resolved": experiment.source,
+        "seeds": experiment.seeds,
+        "counts": experiment.counts,
+        "machine": machine,
+        "data": {
+            "description": corpus.description,
+            "train_tokens": len(corpus.train),
+            "validation_tokens": len(corpus.validation),
+            "sha256": corpus.sha256,
+        },
+        "train": baseline.settings.train.model_dump(mode="json"),
+        "profile": baseline.settings.profile.model_dump(mode="json"),
+        "variants": [
+            {
+                **each.facts(),
+                "trials": {str(t.seed): t.trial_id for t in trials if t.variant is each.variant},
+                "kv_cache_bytes_by_tokens": _cache_curve(each.variant),
+                "config": each.variant.settings.model.model_dump(mode="json"),
+                "notes": _notes(each.variant),
+            }
+            for each in plans
+        ],
+        "invalid": [{"variant": each.name, "reason": each.reason} for each in experiment.invalid],
+    }
+
+
+def _cache_curve(variant: Variant) -> list[list[int]]:
+    """Bytes of one sequence's cache at some lengths up to the longest."""
+    model, longest = variant.settings.model, variant.settings.model.max_seq_len
+    lengths = sorted({max(1, math.ceil(longest * i / 16)) for i in range(1, 17)})
+    precision = variant.settings.train.precision
+    sizes = [(tokens, cache_bytes(model, 1, tokens, precision)) for tokens in lengths]
+    return [[tokens, size] for tokens, size in sizes if size is not None]
+
+
+def _notes(variant: Variant) -> list[str]:
+    last = variant.settings.model.layer(variant.settings.model.n_layers - 1)
+    return [f"final norm: {'yes' if last.block.final_norm else 'no'}"]

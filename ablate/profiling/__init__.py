@@ -1,0 +1,1 @@
+"""What is measured, and how: time, memory, decoding, kernels and FLOPs."""

@@ -1,0 +1,94 @@
+"""Facts about the device that numbers were measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PEAK_FLOPS = {
+    "NVIDIA H200": {"fp32": 67e12, "bf16": 989e12},
+    "NVIDIA H100 80GB HBM3": {"fp32": 67e12, "bf16": 989e12},
+    "NVIDIA H100 PCIe": {"fp32": 51e12, "bf16": 756e12},
+    "NVIDIA A100-SXM4-40GB": {"fp32": 19.5e12, "bf16": 312e12},
+    "NVIDIA A100-SXM4-80GB": {"fp32": 19.5e12, "bf16": 312e12},
+    "NVIDIA A100-PCIE-40GB": {"fp32": 19.5e12, "bf16": 312e12},
+    "NVIDIA A100 80GB PCIe": {"fp32": 19.5e12, "bf16": 312e12},
+}
+"""Dense FLOPs a second by the maker's data sheets. The whole name must match: a slice of a GPU has no entry."""
+
+
+def device_name(device: torch.device) -> str:
+    """The maker's name of the GPU or CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return _cpu_name() or platform.processor() or platform.machine()
+
+
+def _cpu_name() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+
+
+def gpu_uuid(device: torch.device) -> str | None:
+    """What names this GPU everywhere, whatever number it has; for a slice of one the slice's own."""
+    if device.type != "cuda":
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    return visible if visible.startswith("MIG-") else f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """Dense FLOPs a second that the device could do at best; None where that is not known."""
+    return PEAK_FLOPS.get(device_name(device), {}).get(precision) if device.type == "cuda" else None
+
+
+def facts(device: torch.device, precision: str) -> dict[str, Any]:
+    """Columns that say what was computed where, and in what precision: weights are float32 at any."""
+    return {
+        "device": device.type,
+        "gpu_uuid": gpu_uuid(device),
+        "threads": torch.get_num_threads(),
+        "precision": precision,
+        "param_dtype": "float32",
+        "compute_dtype": {"fp32": "float32", "bf16": "bfloat16"}[precision],
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+class EnergyMeter:
+    """Joules that a GPU has drawn, as NVML counts them; None without a GPU, a driver, or a counter."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._nvml, self._handle = _nvml_handle(gpu_uuid(device))
+
+    def joules(self) -> float | None:
+        """The reading now."""
+        if self._nvml is None:
+            return None
+        try:
+            return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
+        except self._nvml.NVMLError:
+            return None
+
+
+def _nvml_handle(uuid: str | None) -> tuple[Any, Any]:
+    """NVML and its handle of a GPU. By UUID: its numbering is not that of CUDA."""
+    if uuid is None:
+        return None, None
+    try:
+        import pynvml
+    except ImportError:
+        return None, None
+    try:
+        pynvml.nvmlInit()
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    except pynvml.NVMLError:
+        return None, None

@@ -1,0 +1,60 @@
+"""Which kernels really ran: what a variant was promised and what the library chose for it may differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+TELLING = ("attention", "softmax", "mm")
+"""Parts of the names of the operators that attention and experts are made of."""
+
+
+class _Names(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects the names of telling operators, backward ones included."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if any(part in name for part in TELLING):
+            self.seen.add(name)
+        return func(*args, **(kwargs or {}))
+
+
+def kernels_of(work: Callable[[], Any]) -> list[str]:
+    """Names of the telling operators that `work` runs, sorted."""
+    with _Names() as names:
+        work()
+    return sorted(names.seen)
+
+
+def training_kernels(model: nn.Module, tokens: torch.Tensor, precision: str) -> list[str]:
+    """Those of a forward and a backward pass in training mode. Leaves no gradient, and no trace in random numbers."""
+
+    def work() -> None:
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=precision == "bf16"):
+            logits = model(tokens)
+        logits.float().square().mean().backward()
+
+    was_training = model.training
+    model.train()
+    with torch.random.fork_rng([tokens.device] if tokens.device.type == "cuda" else []):
+        found = kernels_of(work)
+    model.train(was_training)
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def decoding_kernels(model: Any, tokens: torch.Tensor) -> list[str]:
+    """Those of one token after a prompt of `tokens` `(B, T)`, in evaluation mode, with a cache."""
+    model.eval()
+    with torch.no_grad():  # in inference mode operators arrive here whole, before a kernel is chosen for them
+        cache = model.new_cache(tokens.shape[0], tokens.shape[1] + 1)
+        model(tokens, cache=cache)
+        return kernels_of(lambda: model(tokens[:, -1:], cache=cache))

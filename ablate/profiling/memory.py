@@ -1,0 +1,124 @@
+"""Memory of this process: three numbers that are never mixed, each None where it cannot be had.
+
+On a GPU, what tensors take (`peak_allocated_bytes`), what the allocator holds (`peak_reserved_bytes`) and what anybody
+uses of the device (`device_used_bytes`). Everywhere the largest resident set (`peak_rss_bytes`), with the interpreter
+and its libraries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import re
+from pathlib import Path
+
+import psutil
+import torch
+from torch import nn
+
+
+def reset_peaks(device: torch.device) -> None:
+    """Let peaks count from here on; what is live now stays in them."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    # Where this cannot be done, the peak counts from the start of the process.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def peaks(device: torch.device) -> dict[str, int | None]:
+    """The memory columns of this process up to now."""
+    if device.type != "cuda":
+        return {"peak_rss_bytes": peak_rss_bytes()}
+    free, total = torch.cuda.mem_get_info(device)
+    return {
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated(device),
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved(device),
+        "device_used_bytes": total - free,
+        "peak_rss_bytes": peak_rss_bytes(),
+    }
+
+
+def peak_rss_bytes() -> int | None:
+    """The largest resident set of this process since the last reset."""
+    if platform.system() == "Darwin":
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return status_bytes("VmHWM")
+
+
+def status_bytes(field: str) -> int | None:
+    """One of the sizes that Linux tells of this process (`VmHWM`, `VmData`); None elsewhere."""
+    try:
+        text = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    found = re.search(rf"^{field}:\s*(\d+) kB", text, re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
+
+
+def allocator_facts(device: torch.device) -> dict[str, float]:
+    """What explains that a model fitted or not: retries of the allocator, and what it holds by what tensors take."""
+    if device.type != "cuda":
+        return {}
+    stats = torch.cuda.memory_stats(device)
+    allocated = max(1, torch.cuda.max_memory_allocated(device))
+    return {
+        "allocator_retries": float(stats.get("num_alloc_retries", 0)),
+        "reserved_per_allocated": torch.cuda.max_memory_reserved(device) / allocated,
+    }
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of all parameters; a tied one counts once."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def implausible(peak: int | None, weights: int, optimizer_state: int) -> str | None:
+    """Why a measured peak cannot be right: it must hold at least the weights and what the optimizer keeps."""
+    floor = weights + optimizer_state
+    if peak is None or peak >= floor:
+        return None
+    return f"measured peak memory of {peak} bytes is less than the {floor} bytes of weights and optimizer state"
+
+
+# --- A limit ----------------------------------------------------------------------------------------------------------
+
+
+def limit_to_available() -> None:
+    """Let running out of memory raise in this process, instead of taking the machine down. Only Linux can."""
+    used = status_bytes("VmData")
+    if used is None:
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limits = [each for each in (soft, hard) if each != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min([used + available_bytes(), *limits]), hard))
+
+
+def available_bytes() -> int:
+    """Memory that may still be taken: what the machine has left, or less where a container allows less."""
+    return min([int(psutil.virtual_memory().available), *_left_in_container()])
+
+
+_LIMITS = {
+    "memory.max": "memory.current",
+    "memory/memory.limit_in_bytes": "memory/memory.usage_in_bytes",
+}
+"""The files in which a container's limit stands, and its use, in the two forms that Linux has had."""
+
+
+def _left_in_container() -> list[int]:
+    left = []
+    for limit, usage in _LIMITS.items():
+        # No such file, or no limit, which is the word "max".
+        with contextlib.suppress(OSError, ValueError):
+            left.append(max(0, _number(limit) - _number(usage)))
+    return left
+
+
+def _number(name: str) -> int:
+    return int((Path("/sys/fs/cgroup") / name).read_text(encoding="ascii"))

@@ -1,0 +1,87 @@
+"""A training run, watched from outside: its speed, memory and energy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ablate.profiling import memory
+from ablate.profiling.clock import StepTimer, clock_for, speeds, warmup_steps
+from ablate.profiling.device import EnergyMeter
+from ablate.settings import TrainSettings
+
+Points = Callable[[int, int, str, dict[str, float]], None]
+"""Takes points of the curves: step, tokens so far, split, values by metric."""
+
+
+class Watch:
+    """What `train` calls an observer. Evaluations are in none of the figures but their own.
+
+    `begin` is when the trial was asked for, by `time.perf_counter`.
+    """
+
+    def __init__(
+        self,
+        recipe: TrainSettings,
+        device: torch.device,
+        begin: float,
+        phase: Callable[[str], None],
+        points: Points,
+    ) -> None:
+        self.recipe, self.device, self.begin, self.phase, self.points = recipe, device, begin, phase, points
+        self.timer = StepTimer(warmup_steps(recipe.n_steps), clock_for(device), self._warm)
+        self.startup_seconds: float | None = None
+        self.eval_seconds = 0.0
+        self._meter = EnergyMeter(device)
+        self._joules: float | None = None
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around the work of one step."""
+        if self.startup_seconds is None:
+            self.startup_seconds = time.perf_counter() - self.begin
+        with self.timer.step():
+            yield
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Around one evaluation; it reads its result, so it has ended when it returns."""
+        self.phase("evaluate")
+        begin, joules = time.perf_counter(), self._meter.joules()
+        yield
+        self.eval_seconds += time.perf_counter() - begin
+        if self._joules is not None and joules is not None:
+            self._joules += (self._meter.joules() or joules) - joules
+        self.phase("train")
+
+    def record(self, step: int, split: str, values: dict[str, float]) -> None:
+        """Points of the curves."""
+        self.points(step, step * self.recipe.batch_tokens, split, values)
+
+    def columns(self) -> dict[str, Any]:
+        """Everything measured, for the trial's row."""
+        seconds = self.timer.seconds()
+        return {
+            "startup_seconds": self.startup_seconds,
+            "eval_seconds": self.eval_seconds,
+            "energy_joules_per_token": self._joules_per_token(len(seconds)),
+            **speeds(seconds, self.recipe.batch_tokens),
+            **memory.peaks(self.device),
+        }
+
+    def _warm(self) -> None:
+        """From here on steps count."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            memory.reset_peaks(self.device)
+        self._joules = self._meter.joules()
+
+    def _joules_per_token(self, steps: int) -> float | None:
+        now = self._meter.joules()
+        if self._joules is None or now is None or steps == 0:
+            return None
+        return (now - self._joules) / (steps * self.recipe.batch_tokens)

@@ -1,0 +1,250 @@
+"""THE FLOW: trials -> isolated processes -> rows. What is stored is skipped, what ends is stored at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from multiprocessing.connection import wait
+from types import FrameType
+from typing import Any, Protocol
+
+import psutil
+
+from ablate import child, machine
+from ablate.child import Child
+from ablate.experiment import Experiment, Trial
+from ablate.plan import VariantPlan
+from ablate.results import Store
+from ablate.trial import Job
+
+_POLL_SECONDS = 0.5
+_RUNNING = "running.json"
+
+
+class Interrupted(BaseException):
+    """The person or the system asked the run to end, by the signal `number`."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Watcher(Protocol):
+    """Who is told what happens (see `ablate.progress`)."""
+
+    def start(self, trial_id: str, label: str, steps: int) -> None: ...  # noqa: D102
+    def phase(self, trial_id: str, phase: str) -> None: ...  # noqa: D102
+    def learn(self, trial_id: str, curve: Any) -> None: ...  # noqa: D102
+    def finish(self, trial_id: str, status: str, note: str) -> None: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Task:
+    """A trial that has to run, or one whose profile alone is new."""
+
+    trial: Trial
+    stored: dict[str, Any] | None
+    phases: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is carried out."""
+
+    device: str
+    threads: int
+    workers: int = 1
+    retry_failed: bool = False
+    fail_fast: bool = False
+
+
+def tasks(trials: list[Trial], store: Store, *, retry_failed: bool) -> list[Task]:
+    """What is left to do: new and interrupted trials, new profiles of finished ones, failed ones if asked for."""
+    found = []
+    for trial in trials:
+        stored = store.trial(trial.trial_id)
+        status = stored["status"] if stored else None
+        if status == "ok" and stored and stored["profile_id"] != trial.profile_id:
+            found.append(Task(trial, stored, ("profile",)))
+        elif status in (None, "interrupted") or (retry_failed and status != "ok"):
+            found.append(Task(trial, stored, ("train", "profile")))
+    return found
+
+
+class Run:
+    """Carries out tasks, a few at a time, and stores each as it ends."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        plans: list[VariantPlan],
+        store: Store,
+        options: Options,
+        watcher: Watcher,
+        stored: Callable[[str], None],
+    ) -> None:
+        self.experiment, self.store, self.options, self.watcher = experiment, store, options, watcher
+        self.plans = {plan.variant.name: plan for plan in plans}
+        self.stored = stored
+        self.software = machine.software()
+        self.running: dict[str, tuple[Task, Child, datetime]] = {}
+
+    def carry_out(self, queue: list[Task]) -> None:
+        """Run all tasks. Raises `Interrupted` after everything that ran has been stopped and stored."""
+        waiting = list(reversed(queue))
+        with _signals() as received, self._announced():
+            while waiting or self.running:
+                while waiting and len(self.running) < self.options.workers:
+                    self._begin(waiting.pop())
+                if self._wait() and self.options.fail_fast:
+                    waiting.clear()
+                if received:
+                    self._interrupt(received[0])
+                    raise Interrupted(received[0])
+
+    @contextmanager
+    def _announced(self) -> Iterator[None]:
+        """What runs stands in a file for `status` to read, as long as something runs."""
+        try:
+            yield
+        finally:
+            (self.store.folder / _RUNNING).unlink(missing_ok=True)
+
+    def _announce(self) -> None:
+        labels = [_label(task.trial) for task, _, _ in self.running.values()]
+        text = json.dumps({"pid": os.getpid(), "trials": labels})
+        (self.store.folder / _RUNNING).write_text(text, encoding="utf-8")
+
+    def _begin(self, task: Task) -> None:
+        trial = task.trial
+        settings = trial.variant.settings
+        job = Job(
+            settings=settings.model_dump(mode="json"),
+            seed=trial.seed,
+            device=self.options.device,
+            threads=settings.train.threads or self.options.threads,
+            phases=task.phases,
+            log=str(self.store.log_path(trial.trial_id)),
+        )
+        self.watcher.start(trial.trial_id, _label(trial), settings.train.n_steps)
+        with child.environment(self.options.threads):
+            started = Child(child.context(self.options.device), job)
+        self.running[trial.trial_id] = (task, started, datetime.now(UTC))
+        self._announce()
+
+    def _wait(self) -> bool:
+        """Listen until something ends or a moment has passed. Returns whether a trial ended that is not `ok`."""
+        wait([each for _, running, _ in self.running.values() for each in running.waitables()], _POLL_SECONDS)
+        failed = False
+        for trial_id, (_, running, _) in list(self.running.items()):
+            ended = not running.process.is_alive()
+            self._pass_on(trial_id, running)
+            if ended or running.overdue():
+                if not ended:
+                    running.stop(("timeout", running.phase, f"still running after {running.limit:g} s"))
+                failed |= self._finish(trial_id) != "ok"
+        return failed
+
+    def _pass_on(self, trial_id: str, running: Child) -> None:
+        for kind, content in running.listen():
+            if kind == "phase":
+                self.watcher.phase(trial_id, content)
+            else:
+                self.watcher.learn(trial_id, content)
+
+    def _finish(self, trial_id: str) -> str:
+        task, running, started = self.running.pop(trial_id)
+        status, phase, reason = running.end()
+        row = self._row(task, running, started) | {"status": status, "phase": phase, "reason": reason}
+        curves = running.curves if "train" in task.phases else self.store.curves(trial_id).to_dict("list")
+        self.store.write_trial(row, curves, running.profiles)
+        self.stored(trial_id)
+        self.watcher.finish(trial_id, status, _note(row))
+        return status
+
+    def _row(self, task: Task, running: Child, started: datetime) -> dict[str, Any]:
+        trial, plan = task.trial, self.plans[task.trial.variant.name]
+        settings = trial.variant.settings
+        before = task.stored if task.stored and "train" not in task.phases else {}
+        return {
+            **before,
+            **self.software,
+            "experiment": self.experiment.name,
+            "variant": trial.variant.name,
+            "trial_id": trial.trial_id,
+            "profile_id": trial.profile_id,
+            "seed": trial.seed,
+            "is_baseline": trial.variant.is_baseline,
+            "config": json.dumps(settings.model_dump(mode="json"), allow_nan=False),
+            "changes": json.dumps(trial.variant.changes, allow_nan=False),
+            "attempts": 1 + (task.stored["attempts"] if task.stored else 0),
+            "started_at": before.get("started_at") or started,
+            "wall_seconds": time.monotonic() - running.began,
+            "log": self.store.log_path(trial.trial_id).relative_to(self.store.folder).as_posix(),
+            "params_total": plan.cost.params_total,
+            "params_active": plan.cost.params_active,
+            "params_embedding": plan.cost.params_embedding,
+            "flops_per_token": plan.cost.flops_per_token,
+            "kv_cache_bytes_per_token": plan.kv_cache_bytes_per_token,
+            "device": self.options.device,
+            "threads": settings.train.threads or self.options.threads,
+            "precision": settings.train.precision,
+            "corpus_sha256": self.experiment.corpus(trial.variant).sha256,
+            **running.columns,
+        }
+
+    def _interrupt(self, number: int) -> None:
+        for trial_id, (_, running, _) in list(self.running.items()):
+            running.stop(("interrupted", running.phase, f"the run got {signal.Signals(number).name}"))
+            self._finish(trial_id)
+
+
+def running_now(store: Store) -> list[str]:
+    """The trials that a living run works on."""
+    try:
+        said = json.loads((store.folder / _RUNNING).read_text(encoding="utf-8"))
+        return list(said["trials"]) if psutil.pid_exists(said["pid"]) else []
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _label(trial: Trial) -> str:
+    return f"{trial.variant.name} seed {trial.seed}"
+
+
+def _note(row: dict[str, Any]) -> str:
+    """What a person wants to know of a trial that has just ended."""
+    if row["status"] != "ok":
+        return f"{row['reason'] or ''} (log: {row['log']})"
+    parts = []
+    if (loss := row.get("val_loss")) is not None:
+        parts.append(f"val_loss {loss:.4f}")
+    if (speed := row.get("train_tokens_per_second")) is not None:
+        parts.append(f"{speed:,.0f} tokens/s")
+    return "  ".join([*parts, f"{row['wall_seconds']:.0f} s"])
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collects the first SIGINT or SIGTERM, so that no write is torn by one; a second acts as it would without us."""
+    received: list[int] = []
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def note(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        restore()
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        restore()

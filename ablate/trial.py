@@ -1,0 +1,313 @@
+"""One trial from start to finish, inside its own process: train, measure, and tell the parent on the way.
+
+The process belongs to the trial alone and ends with it: nothing needs to be freed, and nothing of it reaches the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import json
+import math
+import os
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch._dynamo
+
+from ablate import cost, registry
+from ablate.batches import Batches, HeldOut
+from ablate.data import Corpus
+from ablate.model import Transformer, build
+from ablate.profiling import decode, device, kernels, memory
+from ablate.profiling.clock import clock_for
+from ablate.profiling.watch import Watch
+from ablate.settings import TrainSettings, VariantSettings, typed
+from ablate.train import Trained, bits_per_byte, on_device, train
+
+# The server that trials are forked from imports this module once, so that no trial waits for an import: every choice,
+# and torch._dynamo, which torch's optimizers load at their first use.
+for _slot in (*registry.SLOTS, *registry.SOURCES):
+    for _name in registry.names(_slot):
+        registry.config_class(_slot, _name)
+
+SEND_EVERY = 0.2
+"""Seconds between two messages with points of the curves."""
+
+REASON_LENGTH = 300
+"""Characters of a reason; all of it is in the log."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a trial needs to know, as plain data: the resolved tree of settings, phases of "train" and "profile", …"""
+
+    settings: dict[str, Any]
+    seed: int
+    device: str
+    threads: int
+    phases: tuple[str, ...]
+    log: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended, and why if not well."""
+
+    status: str
+    reason: str = ""
+
+
+def main(job: Job, connection: Connection) -> None:
+    """Do `job` in this process and tell the parent over `connection`; the outcome is the last message."""
+    begin = time.perf_counter()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    _die_with_parent()
+    _redirect_output(Path(job.log))
+    gc.freeze()  # what was imported stays; the collector need not walk it in the middle of a measurement
+    torch.set_num_threads(job.threads)
+    if job.device == "cpu":
+        memory.limit_to_available()
+    with contextlib.suppress(BrokenPipeError):
+        perform(job, Reporter(connection), begin)
+
+
+def perform(job: Job, reporter: Reporter, begin: float) -> None:
+    """Do `job` and report, whatever happens. All of `main` but what is about the process."""
+    try:
+        outcome = Trial(job, reporter, begin).run()
+    except Exception as error:
+        traceback.print_exc()
+        outcome = classify(error)
+    reporter.outcome(outcome)
+
+
+NO_MEMORY = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "ALLOC_FAILED")
+"""What the messages of torch, CUDA and C++ have in common when memory is short."""
+
+
+def classify(error: Exception) -> Outcome:
+    """The outcome of a trial that raised: out of memory, or a crash, with type and message."""
+    text = " ".join(str(error).split())
+    short = isinstance(error, RuntimeError) and any(sign in text for sign in NO_MEMORY)
+    status = "oom" if short or isinstance(error, MemoryError) else "crashed"
+    return Outcome(status, f"{type(error).__name__}: {text}"[:REASON_LENGTH])
+
+
+class Trial:
+    """What the phases of one trial share."""
+
+    def __init__(self, job: Job, reporter: Reporter, begin: float) -> None:
+        self.job, self.reporter, self.begin = job, reporter, begin
+        self.device = torch.device(job.device)
+        self.settings: VariantSettings
+        self.columns: dict[str, Any] = {}
+        self.problems: list[str] = []
+
+    def run(self) -> Outcome:
+        """All phases of the job, until one ends it."""
+        self.reporter.phase("setup")
+        memory.reset_peaks(self.device)
+        self.settings = typed(self.job.settings)
+        if self.settings.train.deterministic:
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+            torch.use_deterministic_algorithms(True)
+        corpus = self.settings.data.corpus()
+        model = build(self.settings.model, self.job.seed).to(self.device)
+        self._tell(device.facts(self.device, self.settings.train.precision))
+        for phase in self.job.phases:
+            self.reporter.phase(phase)
+            early = self._train(model, corpus) if phase == "train" else self._profile(model, corpus)
+            if early is not None:
+                return early
+        problems = [*self._missing(), *self.problems]
+        return Outcome("incomplete", "; ".join(problems)) if problems else Outcome("ok")
+
+    def _train(self, model: Transformer, corpus: Corpus) -> Outcome | None:
+        recipe = self.settings.train
+        batches, held_out = Batches.of(corpus, recipe, self.job.seed), HeldOut.of(corpus, recipe)
+        watch = Watch(recipe, self.device, self.begin, self.reporter.phase, self.reporter.points)
+        trained = train(model, batches, held_out, recipe, self.job.seed, watch)
+        self._tell({**training_columns(trained, batches, held_out, recipe), **watch.columns()})
+        if trained.diverged_step is not None:
+            last = trained.last_finite_loss
+            return Outcome("diverged", f"not finite at step {trained.diverged_step}; the last finite loss was {last}")
+        self._tell({"mfu": self._utilisation()})
+        self._explain_memory()
+        peak = self.columns.get("peak_allocated_bytes" if self.device.type == "cuda" else "peak_rss_bytes")
+        wrong = memory.implausible(peak, memory.weight_bytes(model), trained.optimizer_state_bytes)
+        self.problems += [wrong] if wrong else []
+        return None
+
+    def _profile(self, model: Transformer, corpus: Corpus) -> Outcome | None:
+        settings, precision = self.settings.profile, self.settings.train.precision
+
+        def prompts(batch: int, tokens: int) -> torch.Tensor:
+            return on_device(np.resize(corpus.validation, (batch, tokens)).astype(np.int64), self.device)
+
+        ran = {"train": kernels.training_kernels(model, prompts(1, self.settings.train.length), precision)}
+        self._tell({"kernels": json.dumps(ran)})
+        wrong = decode.cache_mismatch(model, settings.decode, prompts) if settings.decode else None
+        if wrong:
+            return Outcome("decode_mismatch", wrong)
+        timed = model if precision == "fp32" else decode.copy_as(model, torch.bfloat16)
+        found = decode.profile(timed, settings, precision, prompts, clock_for(self.device))
+        self.reporter.profiles(found.rows)
+        self._tell(found.columns)
+        if settings.decode:
+            ran["decode"] = kernels.decoding_kernels(timed, prompts(1, settings.decode.context[0]))
+            self._tell({"kernels": json.dumps(ran)})
+        self.problems += found.problems
+        return None
+
+    def _tell(self, columns: dict[str, Any]) -> None:
+        self.columns |= columns
+        self.reporter.columns(columns)
+
+    def _utilisation(self) -> float | None:
+        """FLOPs done by those that the device could do; backward costs twice forward. None where a part is unknown."""
+        peak = device.peak_flops(self.device, self.settings.train.precision)
+        forward = cost.cost(self.settings.model, self.settings.train.length).flops_per_token
+        speed = self.columns.get("train_tokens_per_second")
+        if not (peak and forward and speed):
+            return None
+        done = 3 * forward * speed / peak
+        if done > 1:
+            self.problems.append(f"a utilisation of {done:.0%} of {peak:.3g} FLOPs a second cannot be")
+        return float(done)
+
+    def _explain_memory(self) -> None:
+        recipe = self.settings.train
+        facts = memory.allocator_facts(self.device)
+        peak = device.peak_flops(self.device, recipe.precision)
+        facts |= {"peak_flops_per_second": peak} if peak else {}
+        cell = {
+            "phase": "train",
+            "batch": recipe.batch_tokens // recipe.length,
+            "context": recipe.length,
+            "spread": None,
+        }
+        self.reporter.profiles([{**cell, "metric": name, "value": value} for name, value in facts.items()])
+
+    def _missing(self) -> list[str]:
+        """What must have been measured and was not, or is not finite."""
+        values = {name: self.columns.get(name) for name in required(self.settings, self.job.phases, self.device)}
+        return [
+            f"{name} is missing" if value is None else f"{name} is {value}"
+            for name, value in values.items()
+            if value is None or not math.isfinite(value)
+        ]
+
+
+def required(settings: VariantSettings, phases: tuple[str, ...], where: torch.device) -> list[str]:
+    """The columns without which a trial is not `ok`."""
+    names: list[str] = []
+    if "train" in phases:
+        names += ["train_loss", "val_loss", "best_val_loss", "train_tokens_per_second", "step_seconds_p50"]
+        names += ["peak_allocated_bytes", "peak_reserved_bytes"] if where.type == "cuda" else []
+        names += ["peak_rss_bytes"] if where.type == "cpu" and sys.platform == "linux" else []
+    if "profile" in phases and settings.profile.prefill:
+        names += ["prefill_tokens_per_second", "prefill_seconds_p50"]
+    if "profile" in phases and settings.profile.decode:
+        names += ["kv_cache_bytes_measured", "kv_cache_bytes_allocated"]
+        further = settings.profile.decode.new_tokens > 1
+        names += ["decode_tokens_per_second", "decode_seconds_per_token_p50"] if further else []
+    return names
+
+
+def training_columns(trained: Trained, batches: Batches, held_out: HeldOut, recipe: TrainSettings) -> dict[str, Any]:
+    """What came of a training run, also of one that diverged."""
+    val_loss = trained.val_losses[-1] if trained.val_losses else None
+    bits = {} if val_loss is None else bits_per_byte(val_loss, held_out.bytes_per_token)
+    return {
+        "steps": trained.steps,
+        "tokens": trained.steps * recipe.batch_tokens,
+        "corpus_passes": trained.steps * batches.sequences / batches.windows_per_pass,
+        "diverged_step": trained.diverged_step,
+        "train_loss": trained.train_loss,
+        "val_loss": val_loss,
+        "best_val_loss": min(trained.val_losses, default=None),
+        "val_bits_per_byte": bits.get("bits_per_byte"),
+        "batch_order_hash": trained.batch_order_hash,
+        "optimizer_state_dtype": trained.optimizer_state_dtype,
+        "module_metrics": json.dumps(trained.module_metrics),
+        "deterministic": recipe.deterministic,
+    }
+
+
+# --- What the parent hears --------------------------------------------------------------------------------------------
+
+
+class Reporter:
+    """Messages to the parent. Points of the curves are gathered and sent a few times a second."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self.current = "setup"
+        self._points: list[tuple[int, int, str, str, float]] = []
+        self._sent = -math.inf
+
+    def phase(self, name: str) -> None:
+        """A phase begins."""
+        self.current = name
+        self.connection.send(("phase", name))
+
+    def columns(self, values: dict[str, Any]) -> None:
+        """Values for the trial's row."""
+        self.connection.send(("columns", values))
+
+    def profiles(self, rows: list[dict[str, Any]]) -> None:
+        """Rows of the profile."""
+        names = ("phase", "batch", "context", "metric", "value", "spread")
+        if rows:
+            self.connection.send(("profiles", {name: [row[name] for row in rows] for name in names}))
+
+    def points(self, step: int, tokens: int, split: str, values: dict[str, float]) -> None:
+        """Points of the curves, soon."""
+        self._points += [(step, tokens, split, metric, value) for metric, value in values.items()]
+        if time.monotonic() - self._sent >= SEND_EVERY:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send the points gathered so far."""
+        if self._points:
+            names = ("step", "tokens", "split", "metric", "value")
+            columns = (list(column) for column in zip(*self._points, strict=True))
+            self.connection.send(("curve", dict(zip(names, columns, strict=True))))
+        self._points = []
+        self._sent = time.monotonic()
+
+    def outcome(self, outcome: Outcome) -> None:
+        """The last message."""
+        self.flush()
+        self.connection.send(("outcome", outcome.status, self.current, outcome.reason))
+
+
+# --- The process ------------------------------------------------------------------------------------------------------
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        import ctypes
+
+        parent_death_signal = 1
+        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
+
+
+def _redirect_output(log: Path) -> None:
+    """Everything printed goes to the log, also what libraries print past Python."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    sys.stdout = sys.stderr = os.fdopen(target, "w", encoding="utf-8", buffering=1)
+    faulthandler.enable(sys.stderr)

@@ -1,0 +1,153 @@
+"""What the fast code is held against: a tiny model to vary, and slow float64 references that loop over everything."""
+
+from __future__ import annotations
+
+import cmath
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ablate import registry
+from ablate.choice import Choice
+from ablate.settings import ModelSettings, resolved, typed
+
+torch.set_num_threads(1)  # on tensors this small a second thread only costs
+
+TOKENS = 10
+
+
+def tiny(**changes: Any) -> ModelSettings:
+    """A small model with every default filled in; weights wide enough for every part to matter."""
+    model: dict[str, Any] = {
+        "d_model": 32,
+        "n_layers": 2,
+        "n_heads": 4,
+        "max_seq_len": 16,
+        "vocab_size": 48,
+        "attention": "mha",
+        "position": "rope",
+        "feed_forward": "relu",
+        "norm": "rms_norm",
+        "block": "pre_norm",
+        "init_std": 0.2,
+    }
+    train = {"steps": 1, "batch_tokens": 16, "seq_len": 1}
+    tree = {"model": model | changes, "data": {"name": "cycle"}, "train": train, "profile": {}}
+    return resolved(typed(tree)).model
+
+
+def pair_is_allowed(attention: str, position: str) -> bool:
+    """Whether the hooks that the scheme needs are all called by the attention."""
+    needs: frozenset[str] = registry.config_class("position", position).needs  # type: ignore[attr-defined]
+    offers: frozenset[str] = registry.config_class("attention", attention).offers  # type: ignore[attr-defined]
+    return needs <= offers
+
+
+PAIRS = [
+    {"attention": attention, "position": position}
+    for attention in registry.names("attention")
+    for position in registry.names("position")
+    if pair_is_allowed(attention, position)
+]
+VARIANTS = PAIRS + [{slot: name} for slot in ("feed_forward", "norm", "block") for name in registry.names(slot)]
+CHOICES = [(slot, name) for slot in registry.SLOTS for name in registry.names(slot)]
+
+
+def spell(variant: dict[str, str]) -> str:
+    """A variant as a test's name."""
+    return "-".join(variant.values())
+
+
+def default(slot: str, name: str) -> Choice:
+    """The choice as it is when nothing but its name is given."""
+    return registry.configure(slot, name)
+
+
+Turn = Callable[[Tensor], Tensor]
+
+
+def attention_of_one_head(q: Tensor, k: Tensor, v: Tensor, scale: float, slope: float = 0.0) -> Tensor:
+    """Causal attention of `(T, d)`, query by query and key by key."""
+    out = torch.zeros(len(q), v.shape[-1], dtype=torch.float64)
+    for t in range(len(q)):
+        scores = [scale * float(q[t] @ k[s]) - slope * (t - s) for s in range(t + 1)]
+        total = sum(math.exp(score) for score in scores)
+        for s, score in enumerate(scores):
+            out[t] += math.exp(score) / total * v[s]
+    return out
+
+
+def grouped_attention(module: Any, x: Tensor, turn: Turn, slopes: list[float]) -> Tensor:
+    """Queries' head h with key/value head h // (heads a group), for one sequence `(T, D)`."""
+    w_q, w_k, w_v = module.qkv.weight.detach().split(module.qkv.parts)
+    width, group = module.head_dim, module.n_heads // module.n_kv_heads
+    heads = []
+    for h in range(module.n_heads):
+        own, shared = slice(h * width, (h + 1) * width), slice(h // group * width, (h // group + 1) * width)
+        q, k, v = turn(x @ w_q[own].T), turn(x @ w_k[shared].T), x @ w_v[shared].T
+        heads.append(attention_of_one_head(q, k, v, width**-0.5, slopes[h]))
+    return torch.cat(heads, -1) @ module.out.weight.detach().T
+
+
+def latent_attention(module: Any, x: Tensor, turn: Turn, slopes: list[float]) -> Tensor:
+    """DeepSeek-V2's equations 9-19 as they are printed, for one sequence `(T, D)`."""
+    w_q, w_latent, w_k_rope = module.compress.weight.detach().split(module.compress.parts)
+    queries = x @ w_q.T
+    if isinstance(module.q_up, nn.Linear):
+        queries = rms_norm(queries, module.q_norm.weight.detach(), 1e-6) @ module.q_up.weight.detach().T
+    latent = rms_norm(x @ w_latent.T, module.kv_norm.weight.detach(), 1e-6)
+    k_rope = turn(x @ w_k_rope.T)
+    q_width, kv_width = module.nope + module.rope, module.nope + module.v_dim
+    heads = []
+    for h in range(module.n_heads):
+        q = queries[:, h * q_width : (h + 1) * q_width]
+        q = torch.cat([q[:, : module.nope], turn(q[:, module.nope :])], -1)
+        up = module.kv_up.weight.detach()[h * kv_width : (h + 1) * kv_width]
+        k = torch.cat([latent @ up[: module.nope].T, k_rope], -1)
+        heads.append(attention_of_one_head(q, k, latent @ up[module.nope :].T, q_width**-0.5, slopes[h]))
+    return torch.cat(heads, -1) @ module.out.weight.detach().T
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x over its root mean square."""
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def rotated(x: Tensor, base: float = 10000.0, start: int = 0) -> Tensor:
+    """`(T, d)`: the pair (i, i + d/2) as one complex number, turned by position · base^(-2i/d)."""
+    out, half = torch.empty_like(x), x.shape[-1] // 2
+    for t in range(len(x)):
+        for i in range(half):
+            turned = complex(x[t, i], x[t, i + half]) * cmath.rect(1, (start + t) * base ** (-2 * i / (2 * half)))
+            out[t, i], out[t, i + half] = turned.real, turned.imag
+    return out
+
+
+def alibi_slopes(n_heads: int) -> list[float]:
+    """The recursion released with the paper."""
+
+    def power_of_two(n: int) -> list[float]:
+        first = 2 ** (-(2 ** -(math.log2(n) - 3)))
+        return [first * first**i for i in range(n)]
+
+    if math.log2(n_heads).is_integer():
+        return power_of_two(n_heads)
+    closest = 2 ** math.floor(math.log2(n_heads))
+    return power_of_two(closest) + alibi_slopes(2 * closest)[0::2][: n_heads - closest]
+
+
+def mixture(module: Any, x: Tensor, top_k: int, renormalize: bool) -> Tensor:
+    """Every expert on every token `(N, D)`, kept where the token chose it."""
+    probabilities = (x @ module.router.weight.detach().T).softmax(-1)
+    out = torch.zeros_like(x)
+    for n in range(len(x)):
+        chosen = sorted(range(len(module.experts)), key=lambda e: -float(probabilities[n, e]))[:top_k]
+        total = sum(probabilities[n, e] for e in chosen) if renormalize else 1.0
+        for e, expert in enumerate(module.experts):
+            out[n] += (e in chosen) * probabilities[n, e] / total * expert(x[n][None])[0]
+    for expert in module.shared:
+        out = out + expert(x)
+    return out

@@ -1,0 +1,190 @@
+"""The contract that every choice keeps: over all that exist, and every attention with every position it can have."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from references import CHOICES, PAIRS, TOKENS, VARIANTS, default, pair_is_allowed, spell, tiny
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ablate import registry
+from ablate.choice import Faults
+from ablate.cost import cache_bytes, cost
+from ablate.model import Transformer, build
+from ablate.profiling.flops import count_flops
+
+every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=spell)
+every_pair = pytest.mark.parametrize("variant", PAIRS, ids=spell)
+every_choice = pytest.mark.parametrize(("slot", "name"), CHOICES)
+
+
+@cache
+def _built(variant: tuple[tuple[str, Any], ...], dtype: torch.dtype) -> Transformer:
+    return build(tiny(**dict(variant)), seed=1).to(dtype).eval()
+
+
+def built(variant: dict[str, Any], dtype: torch.dtype = torch.float32) -> Transformer:
+    """The variant in evaluation mode; shared between tests, which must leave it as it is."""
+    return _built(tuple(variant.items()), dtype)
+
+
+def some_tokens(batch: int = 2, tokens: int = TOKENS) -> Tensor:
+    return torch.randint(48, (batch, tokens), generator=torch.Generator().manual_seed(0))
+
+
+@every_variant
+def test_ids_become_logits_over_the_vocabulary(variant: dict[str, str]) -> None:
+    logits = built(variant)(some_tokens(3, 7))
+    assert logits.shape == (3, 7, 48)
+    assert logits.isfinite().all()
+
+
+@every_variant
+def test_no_output_depends_on_a_later_token(variant: dict[str, str]) -> None:
+    model = built(variant)
+    logits = model(torch.arange(6)[None])[0]  # row t of the embedding is used by token t alone
+    for t in range(6):
+        (gradient,) = torch.autograd.grad(logits[t].square().sum(), model.embedding.weight, retain_graph=True)
+        touched = gradient[:6].abs().sum(-1)
+        assert (touched[: t + 1] > 0).all()
+        assert (touched[t + 1 :] == 0).all()
+
+
+@every_variant
+def test_every_parameter_gets_gradient(variant: dict[str, str]) -> None:
+    model = build(tiny(**variant), seed=1).train()
+    model(some_tokens(16, 16)).square().mean().backward()
+    without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert without == []
+
+
+@every_variant
+@pytest.mark.parametrize("pieces", [(TOKENS,), (4, TOKENS - 4), (1,) * TOKENS, (5, *(1,) * (TOKENS - 5))], ids=len)
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-4), (torch.float64, 1e-9)], ids=["fp32", "fp64"])
+@torch.no_grad()
+def test_cached_decoding_equals_the_full_forward(
+    variant: dict[str, str], pieces: tuple[int, ...], dtype: torch.dtype, within: float
+) -> None:
+    model, ids = built(variant, dtype), some_tokens()
+    cache = model.new_cache(2, TOKENS + 3)
+    decoded = torch.cat([model(piece, cache=cache) for piece in ids.split(pieces, dim=1)], dim=1)
+    assert cache.length == TOKENS
+    torch.testing.assert_close(decoded, model(ids), atol=within, rtol=0)
+
+
+@every_variant
+def test_promised_parameters_are_the_measured_ones(variant: dict[str, str]) -> None:
+    promised = cost(tiny(**variant), TOKENS)
+    model = built(variant)
+    assert promised.params_total == sum(p.numel() for p in model.parameters())
+    tables = [model.embedding, *(m for m in model.positions.modules() if isinstance(m, torch.nn.Embedding))]
+    assert promised.params_embedding == sum(table.weight.numel() for table in tables)
+
+
+@pytest.mark.parametrize("name", registry.names("feed_forward"))
+def test_promised_active_parameters_are_those_that_one_token_moves(name: str) -> None:
+    settings = tiny(feed_forward=name)
+    module = settings.feed_forward.build(settings.shape)
+    (module(torch.randn(1, 1, 32)) @ torch.randn(32)).backward()
+    moved = sum(p.numel() for p in module.parameters() if p.grad is not None and p.grad.any())
+    assert settings.feed_forward.params_active(settings.shape) == moved
+    idle = settings.feed_forward.params(settings.shape) - moved
+    promised = cost(settings, TOKENS)
+    assert promised.params_active == promised.params_total - settings.n_layers * idle
+
+
+@every_variant
+def test_promised_flops_are_the_counted_ones(variant: dict[str, str]) -> None:
+    promised = cost(tiny(**variant), TOKENS, discount=False).flops_per_token
+    model, ids = built(variant), some_tokens()
+    with torch.no_grad():
+        fused = count_flops(lambda: model(ids))
+        with sdpa_kernel(SDPBackend.MATH):
+            written_out = count_flops(lambda: model(ids))
+    assert promised == pytest.approx(fused / (2 * TOKENS), rel=0.01)
+    assert promised == pytest.approx(written_out / (2 * TOKENS), rel=0.01)
+
+
+@every_pair
+@torch.no_grad()
+def test_promised_cache_is_what_the_live_tensors_hold(variant: dict[str, str]) -> None:
+    settings, model = tiny(**variant), built(variant)
+    cache = model.new_cache(3, 16)
+    for length in (4, 5):
+        model(some_tokens(3, length - cache.length), cache=cache)
+        assert cache.written_bytes() == cache_bytes(settings, 3, length, "fp32")
+    assert cache.allocated_bytes() >= cache.written_bytes()
+
+
+@every_variant
+@torch.no_grad()
+def test_a_sequence_does_not_see_its_neighbours(variant: dict[str, str]) -> None:
+    model, ids = built(variant), some_tokens(3)
+    alone = torch.cat([model(row[None]) for row in ids])
+    torch.testing.assert_close(model(ids), alone, atol=1e-5, rtol=0)
+
+
+@every_variant
+@torch.no_grad()
+def test_a_bf16_copy_says_nearly_the_same(variant: dict[str, str]) -> None:
+    model, ids = built(variant), some_tokens()
+    wide, narrow = model(ids), copy.deepcopy(model).bfloat16()(ids)
+    assert narrow.dtype == torch.bfloat16
+    assert (narrow - wide).norm() < 0.1 * wide.norm()
+
+
+@every_choice
+def test_settings_survive_a_round_trip(slot: str, name: str) -> None:
+    for choice in (default(slot, name), getattr(tiny(**{slot: name}), slot)):
+        stored = json.loads(json.dumps(choice.settings()))
+        assert registry.configure(slot, stored) == choice
+
+
+@every_choice
+def test_the_first_line_names_who_when_and_where(slot: str, name: str) -> None:
+    line = registry.summary(slot, name)
+    assert re.search(r"^[A-Z0-9].+ \([A-Z].*\d{4}, arXiv:\d{4}\.\d{4,5}\b.*\)\.$", line), line
+
+
+@every_choice
+def test_every_setting_is_described(slot: str, name: str) -> None:
+    fields = registry.config_class(slot, name).model_fields
+    assert [field for field, info in fields.items() if field != "name" and not info.description] == []
+
+
+def test_a_pairing_that_cannot_work_is_refused_in_one_line() -> None:
+    for attention in registry.names("attention"):
+        for position in registry.names("position"):
+            if not pair_is_allowed(attention, position):
+                _refused(attention, position)
+
+
+def test_an_attention_without_hooks_refuses_every_scheme_that_needs_one(tmp_path: Any) -> None:
+    file = tmp_path / "deaf.py"
+    file.write_text(
+        "from ablate.attention import mha\n\n\nclass Config(mha.Config):\n    offers = frozenset()\n", encoding="utf-8"
+    )
+    positions = {name: registry.config_class("position", name).needs for name in registry.names("position")}  # type: ignore[attr-defined]
+    assert any(positions.values())
+    for position, needs in positions.items():
+        if needs:
+            _refused(str(file), position)
+        else:
+            assert tiny(attention=str(file), position=position).attention.offers == frozenset()
+
+
+def _refused(attention: str, position: str) -> None:
+    with pytest.raises(Faults) as caught:
+        tiny(attention=attention, position=position)
+    (fault,) = caught.value.faults
+    assert fault.path == ("position",)
+    assert position in fault.message
+    assert attention in fault.message
+    assert "\n" not in fault.message

@@ -1,0 +1,438 @@
+"""What is measured, against answers that are known."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ablate import cost, registry
+from ablate.attention._cache import Cache
+from ablate.model import Transformer, build
+from ablate.profiling import clock, decode, device, flops, kernels, memory
+from ablate.profiling.watch import Watch
+from ablate.settings import VariantSettings, resolved, typed
+
+MODEL = {
+    "d_model": 32,
+    "n_layers": 2,
+    "n_heads": 4,
+    "max_seq_len": 32,
+    "vocab_size": 32,
+    "attention": "mha",
+    "position": "rope",
+    "feed_forward": "gelu",
+    "norm": "layer_norm",
+    "block": "pre_norm",
+}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def variant(model: dict[str, Any] | None = None, **profile: Any) -> VariantSettings:
+    train = {"steps": 20, "batch_tokens": 64, "eval_every": 10}
+    data = {"name": "random_tokens", "vocab_size": 32}
+    return resolved(typed({"model": MODEL | (model or {}), "train": train, "data": data, "profile": profile}))
+
+
+def prompts(batch: int, tokens: int) -> torch.Tensor:
+    return torch.randint(32, (batch, tokens), generator=torch.Generator().manual_seed(1))
+
+
+def fake(times: list[float]) -> clock.Clock:
+    """A clock that shows these times one after the other."""
+    shown = iter(times)
+    return clock.Clock(lambda: next(shown), lambda a, b: b - a)
+
+
+# --- Time -------------------------------------------------------------------------------------------------------------
+
+
+def test_throughput_under_a_known_clock() -> None:
+    timed = [100.0, 101.0, 200.0, 202.0, 300.0, 305.0]  # 1 s, 2 s and 5 s; what lies between them does not count
+    timer = clock.StepTimer(warmup=1, clock=fake([0.0, *timed]))
+    for _ in range(4):
+        with timer.step():
+            pass
+    assert timer.seconds() == [1.0, 2.0, 5.0]
+    columns = clock.speeds(timer.seconds(), tokens=80)
+    assert columns["train_tokens_per_second"] == 3 * 80 / 8  # not the mean of 80, 40 and 16
+    assert columns["train_tokens_per_second_p50"] == 40
+    assert columns["step_seconds_p50"] == 2
+    assert columns["step_seconds_p10"] == pytest.approx(1.2)
+    assert columns["step_seconds_p90"] == pytest.approx(4.4)
+    assert columns["train_tokens_per_second_p10"] == pytest.approx(16 + 0.2 * 24)
+    assert columns["train_tokens_per_second_p90"] == pytest.approx(40 + 0.8 * 40)
+
+
+def test_warm_is_called_once_before_the_first_timed_step() -> None:
+    steps: list[int] = []
+    calls: list[int] = []
+    timer = clock.StepTimer(2, clock.clock_for(CPU), lambda: calls.append(len(steps)))
+    for step in range(5):
+        with timer.step():
+            steps.append(step)
+    assert calls == [2]
+    assert len(timer.seconds()) == 3
+
+
+def test_no_step_is_lost_over_a_long_run() -> None:
+    timer = clock.StepTimer(0, fake([float(i) for i in range(2 * 1000)]))
+    for _ in range(1000):
+        with timer.step():
+            pass
+    assert timer.seconds() == [1.0] * 1000
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (2, 1), (4, 3), (20, 3), (50, 5), (1000, 10)])
+def test_warmup_leaves_steps_to_time(steps: int, warmup: int) -> None:
+    assert clock.warmup_steps(steps) == warmup
+
+
+def test_nothing_timed_gives_no_speed() -> None:
+    assert clock.speeds([], 80) == {}
+
+
+def test_a_single_value_has_no_spread() -> None:
+    assert clock.spread([3.0]) is None
+    assert clock.spread([0.0, 10.0]) == pytest.approx(8.0)
+
+
+def test_evaluation_is_in_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    settings, phases = variant(), []
+    watch = Watch(settings.train, CPU, 0.0, phases.append, lambda *_: None)
+    now[0] = 7.0
+    for step in range(20):
+        with watch.step():
+            now[0] += 2.0
+        now[0] += 50.0
+        if step == 10:
+            with watch.evaluation():
+                now[0] += 11.0
+    columns = watch.columns()
+    assert columns["train_tokens_per_second"] == 64 / 2
+    assert columns["eval_seconds"] == 11
+    assert columns["startup_seconds"] == 7
+    assert phases == ["evaluate", "train"]
+
+
+# --- Decoding ---------------------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """A model that counts up, with a clock that costs 10 for a prompt and 1 for a token after it."""
+
+    def __init__(self) -> None:
+        self.now, self.fed = 0.0, []
+
+    def new_cache(self, batch: int, tokens: int) -> Cache:
+        return Cache((batch, 1, tokens, 2), dtype=torch.float32, device=CPU)
+
+    def __call__(self, tokens: torch.Tensor, cache: Cache) -> torch.Tensor:
+        self.now += 10 if cache.length == 0 else 1
+        self.fed.append(tokens[0].tolist())
+        cache.append(torch.zeros(*tokens.shape, 2)[:, None])
+        return nn.functional.one_hot(tokens + 1, 100).float()
+
+    def clock(self) -> clock.Clock:
+        return clock.Clock(lambda: self.now, lambda a, b: b - a)
+
+
+def test_prefill_and_decode_under_a_known_clock() -> None:
+    model = Counting()
+    run = decode.generate(model, torch.tensor([[3, 4], [3, 4]]), new_tokens=5, clock=model.clock())
+    assert run.prefill_seconds == 10
+    assert run.seconds_per_token == 1  # 4 further tokens in 4 seconds; the fifth is fed outside the time
+    assert model.fed == [[3, 4], [5], [6], [7], [8], [9]]
+    assert run.written_bytes == run.allocated_bytes == 2 * (2 + 5) * 2 * 4
+
+
+def test_one_new_token_has_no_time_per_token() -> None:
+    model = Counting()
+    run = decode.generate(model, torch.tensor([[3, 4]]), new_tokens=1, clock=model.clock())
+    assert run.seconds_per_token is None
+    assert run.written_bytes == 3 * 2 * 4
+
+
+def test_a_prompt_alone_is_decoded_by_nothing() -> None:
+    model = Counting()
+    run = decode.generate(model, torch.tensor([[3, 4]]), new_tokens=0, clock=model.clock())
+    assert model.fed == [[3, 4]]
+    assert run.seconds_per_token is None
+
+
+def by_cell(found: decode.Profile) -> dict[tuple[str, int, int, str], float]:
+    return {(r["phase"], r["batch"], r["context"], r["metric"]): r["value"] for r in found.rows}
+
+
+def test_every_cell_is_measured_and_the_first_gives_the_columns() -> None:
+    settings = variant(
+        prefill={"batch": [1, 2], "tokens": [8]}, decode={"batch": [2, 1], "context": [8, 12], "new_tokens": 4}
+    )
+    ticks = [0.0]
+
+    def tick() -> float:
+        ticks[0] += 0.5
+        return ticks[0]
+
+    steady = clock.Clock(tick, lambda a, b: b - a)
+    found = decode.profile(build(settings.model), settings.profile, "fp32", prompts, steady)
+    values = by_cell(found)
+    assert values["prefill", 2, 8, "prefill_tokens_per_second"] == 2 * 8 / 0.5
+    assert values["decode", 2, 12, "decode_seconds_per_token_p50"] == pytest.approx(0.5 / 3)
+    assert values["decode", 2, 12, "decode_tokens_per_second"] == pytest.approx(2 * 3 / 0.5)
+    assert {cell[:3] for cell in values if cell[0] == "decode"} == {("decode", b, c) for b in (1, 2) for c in (8, 12)}
+    assert found.columns["prefill_tokens_per_second"] == 1 * 8 / 0.5
+    assert found.columns["decode_tokens_per_second"] == pytest.approx(2 * 3 / 0.5)
+    assert found.columns["kv_cache_bytes_measured"] == cost.cache_bytes(settings.model, 2, 12, "fp32")
+    assert {row["spread"] for row in found.rows if "second" in row["metric"]} == {0.0}
+    assert found.problems == []
+
+
+@pytest.mark.parametrize("attention", registry.names("attention"))
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_every_cache_holds_what_it_promised(attention: str, precision: str) -> None:
+    settings = variant({"attention": attention}, decode={"context": [8], "new_tokens": 4}, rounds=1)
+    model = build(settings.model)
+    assert decode.cache_mismatch(model, settings.profile.decode, prompts) is None
+    model = model if precision == "fp32" else decode.copy_as(model, torch.bfloat16)
+    found = decode.profile(model, settings.profile, precision, prompts, clock.clock_for(CPU))
+    assert found.problems == []
+    assert found.columns["kv_cache_bytes_measured"] == cost.cache_bytes(settings.model, 1, 12, precision)
+
+
+def test_a_broken_promise_is_told_with_both_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = variant(decode={"context": [8], "new_tokens": 4}, rounds=1)
+    monkeypatch.setattr(cost, "cache_bytes", lambda *_: 100)
+    model = build(settings.model)
+    found = decode.profile(model, settings.profile, "fp32", prompts, clock.clock_for(CPU))
+    assert len(found.problems) == 1
+    assert "100" in found.problems[0]
+    assert str(found.columns["kv_cache_bytes_measured"]) in found.problems[0]
+    monkeypatch.setattr(cost, "cache_bytes", lambda *_: None)
+    assert decode.profile(model, settings.profile, "fp32", prompts, clock.clock_for(CPU)).problems == []
+
+
+def test_a_position_that_starts_anew_at_each_token_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = variant(decode={"context": [8], "new_tokens": 4})
+    model = build(settings.model)
+    rotate = type(model.positions["8"]).rotate
+    monkeypatch.setattr(type(model.positions["8"]), "rotate", lambda self, x, start: rotate(self, x, 0))
+    wrong = decode.cache_mismatch(model, settings.profile.decode, prompts)
+    assert wrong is not None
+    assert "standard deviations" in wrong
+
+
+@pytest.mark.parametrize(("exact", "mismatch"), [(1e-9, False), (0.5, True), (float("nan"), True)])
+def test_a_difference_counts_if_float64_shows_it(monkeypatch: pytest.MonkeyPatch, exact: float, mismatch: bool) -> None:
+    def difference(model: Transformer, *_: Any) -> float:
+        return exact if model.embedding.weight.dtype == torch.float64 else 0.3
+
+    monkeypatch.setattr(decode, "cache_difference", difference)
+    settings = variant(decode={"context": [8], "new_tokens": 4})
+    assert bool(decode.cache_mismatch(build(settings.model), settings.profile.decode, prompts)) is mismatch
+
+
+def test_the_check_reads_with_dropout_off_and_keeps_the_weights() -> None:
+    settings = variant({"dropout": 0.5, "tie_embeddings": True}, decode={"context": [8], "new_tokens": 4})
+    model = build(settings.model).train()
+    assert decode.cache_mismatch(model, settings.profile.decode, prompts) is None
+    copy = decode.copy_as(model, torch.bfloat16)
+    assert copy.head.weight is copy.embedding.weight
+    assert copy.head.weight.dtype == torch.bfloat16
+    assert model.head.weight.dtype == torch.float32
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_peak_below_weights_and_optimizer_state_is_an_error() -> None:
+    assert memory.implausible(150, 100, 50) is None
+    assert memory.implausible(None, 100, 50) is None
+    wrong = memory.implausible(149, 100, 50)
+    assert wrong is not None
+    assert "149" in wrong
+    assert "150" in wrong
+
+
+def test_tied_weights_take_their_bytes_once() -> None:
+    plain, tied = (build(variant({"tie_embeddings": tie}).model) for tie in (False, True))
+    assert memory.weight_bytes(plain) - memory.weight_bytes(tied) == 4 * 32 * 32
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process reset its peak")
+def test_the_peak_counts_from_the_reset() -> None:
+    size = 2**27
+    block = np.ones(size, dtype=np.uint8)
+    high = memory.peak_rss_bytes()
+    del block
+    memory.reset_peaks(CPU)
+    low = memory.peak_rss_bytes()
+    assert high is not None
+    assert low is not None
+    assert high - low > size // 2
+    block = np.ones(size, dtype=np.uint8)
+    again = memory.peaks(CPU)["peak_rss_bytes"]
+    assert again is not None
+    assert again - low > size // 2
+    assert block.size == size
+
+
+def test_a_cpu_has_no_gpu_columns_and_wakes_no_gpu() -> None:
+    assert set(memory.peaks(CPU)) == {"peak_rss_bytes"}
+    assert memory.allocator_facts(CPU) == {}
+    assert device.gpu_uuid(CPU) is None
+    assert device.peak_flops(CPU, "fp32") is None
+    assert device.EnergyMeter(CPU).joules() is None
+    assert device.device_name(CPU)
+    assert not torch.cuda.is_initialized()
+
+
+def test_a_container_may_have_less_than_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = memory.available_bytes()
+    assert everything > 0
+    monkeypatch.setattr(memory, "_number", {"memory.max": 1000, "memory.current": 400}.__getitem__)
+    monkeypatch.setattr(memory, "_LIMITS", {"memory.max": "memory.current"})
+    assert memory.available_bytes() == 600
+
+    def unlimited(name: str) -> int:
+        return int("max" if name == "memory.max" else "400")
+
+    monkeypatch.setattr(memory, "_number", unlimited)
+    assert memory.available_bytes() > 600
+
+
+# --- A GPU that is not there ------------------------------------------------------------------------------------------
+
+
+def fake_nvml(**calls: Callable[..., Any]) -> types.ModuleType:
+    module = types.ModuleType("pynvml")
+    module.NVMLError = type("NVMLError", (Exception,), {})
+    module.nvmlInit = lambda: None
+    module.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
+    for name, call in calls.items():
+        setattr(module, name, call)
+    return module
+
+
+def meter(monkeypatch: pytest.MonkeyPatch, module: Any) -> device.EnergyMeter:
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    monkeypatch.setattr(device, "gpu_uuid", lambda _: "GPU-1")
+    return device.EnergyMeter(CPU)
+
+
+def test_energy_is_read_in_joules(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = fake_nvml(nvmlDeviceGetTotalEnergyConsumption=lambda handle: 2500 if handle == "GPU-1" else 0)
+    assert meter(monkeypatch, module).joules() == 2.5
+
+
+def test_without_nvml_or_its_counter_energy_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise sys.modules["pynvml"].NVMLError
+
+    assert meter(monkeypatch, fake_nvml(nvmlInit=refuse)).joules() is None
+    assert meter(monkeypatch, fake_nvml(nvmlDeviceGetHandleByUUID=refuse)).joules() is None
+    assert meter(monkeypatch, fake_nvml(nvmlDeviceGetTotalEnergyConsumption=refuse)).joules() is None
+    assert meter(monkeypatch, None).joules() is None
+
+
+def test_energy_is_that_of_the_timed_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    joules = [0.0]
+    module = fake_nvml(nvmlDeviceGetTotalEnergyConsumption=lambda _: joules[0] * 1e3)
+    meter(monkeypatch, module)
+    watch = Watch(variant().train, CPU, 0.0, lambda _: None, lambda *_: None)
+    for step in range(20):
+        with watch.step():
+            joules[0] += 128.0
+        if step == 10:
+            with watch.evaluation():
+                joules[0] += 1e6
+    assert watch.columns()["energy_joules_per_token"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuid"), [("", "GPU-abc"), ("1", "GPU-abc"), ("GPU-abc", "GPU-abc"), ("MIG-x-1,2", "MIG-x-1")]
+)
+def test_a_gpu_is_named_by_its_uuid(monkeypatch: pytest.MonkeyPatch, visible: str, uuid: str) -> None:
+    properties = types.SimpleNamespace(uuid="abc")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert device.gpu_uuid(torch.device("cuda")) == uuid
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"), [("NVIDIA H200", 989e12), ("NVIDIA H200 MIG 1g.18gb", None), ("NVIDIA Unheard-of", None)]
+)
+def test_a_gpu_without_an_entry_has_no_peak(monkeypatch: pytest.MonkeyPatch, name: str, peak: float | None) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+    assert device.peak_flops(torch.device("cuda"), "bf16") == peak
+
+
+# --- Kernels ----------------------------------------------------------------------------------------------------------
+
+
+def test_kernels_are_those_that_ran() -> None:
+    model = build(variant({"feed_forward": "moe", "dropout": 0.1}).model)
+    state = torch.get_rng_state()
+    ran = kernels.training_kernels(model, prompts(1, 16), "fp32")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(p.grad is None for p in model.parameters())
+    assert "mm" in ran
+    plain = build(variant().model)
+    flash = "_scaled_dot_product_flash_attention_for_cpu"
+    assert {flash, f"{flash}_backward"} <= set(kernels.training_kernels(plain, prompts(1, 16), "fp32"))
+    assert flash in kernels.decoding_kernels(plain, prompts(1, 16))
+
+
+def test_dropout_on_attention_is_seen_to_take_another_path() -> None:
+    model = build(variant({"dropout": {"attention": 0.1}}).model)
+    assert "_scaled_dot_product_flash_attention_for_cpu" not in kernels.training_kernels(model, prompts(1, 16), "fp32")
+
+
+# --- FLOPs ------------------------------------------------------------------------------------------------------------
+
+LEVEL = {"mla": {"name": "mla", "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12}}
+"""Settings under which a choice does no more work than it needs: values padded to the width of keys are work."""
+
+
+@pytest.mark.parametrize("feed_forward", registry.names("feed_forward"))
+@pytest.mark.parametrize("attention", registry.names("attention"))
+def test_promised_flops_are_those_counted(attention: str, feed_forward: str) -> None:
+    choices = {"attention": LEVEL.get(attention, attention), "feed_forward": feed_forward}
+    settings = variant(choices).model
+    model = build(settings).eval()
+    with torch.no_grad():
+        counted = flops.count_flops(lambda: model(prompts(2, 24)))
+    promised = cost.cost(settings, 24, discount=False).flops_per_token
+    assert promised is not None
+    assert counted == pytest.approx(2 * 24 * promised, rel=0.01)
+
+
+def test_backward_costs_twice_forward_and_attention_half_more() -> None:
+    model = build(variant({"n_layers": 1}).model)
+    tokens = prompts(1, 32)
+    forward = flops.count_flops(lambda: model(tokens))
+    both = flops.count_flops(lambda: model(tokens).sum().backward())
+    attention = 2 * 2 * 32 * 32 * 32  # two products of 32 x 32 keys, all heads together 32 wide
+    assert both == 3 * forward + attention // 2
+
+
+def test_grouped_products_count() -> None:
+    a, b = torch.randn(6, 16), torch.randn(2, 16, 8)
+    offsets = torch.tensor([2, 6], dtype=torch.int32)
+    assert flops.count_flops(lambda: nn.functional.grouped_mm(a, b, offs=offsets)) == 2 * 6 * 16 * 8
