@@ -5,6 +5,7 @@ Exit status: 0 all trials `ok`; 1 some are not; 2 the input is wrong; 130 and 14
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
@@ -73,6 +74,13 @@ def _told(error: Exception, debug: bool) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}\n  this is a fault of ablate; --debug shows where"
 
 
+def _write_utf8() -> None:
+    """Names and reasons may hold any letter, in whatever locale; what is no text must not stop a run either."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
 def _print_json(document: Any) -> None:
     click.echo(json.dumps(document, ensure_ascii=False, allow_nan=False, indent=2))
 
@@ -84,6 +92,7 @@ def main() -> None:
 
     Write an experiment file, then: python -m ablate run FILE
     """
+    _write_utf8()
 
 
 @main.command()
@@ -135,8 +144,9 @@ def _print_plan(facts: Mapping[str, Any]) -> None:
     counts = facts["counts"]
     click.echo(f"{facts['name']}: {facts['question'] or ''}".rstrip(": "))
     words = ("raw", "excluded", "invalid", "merged", "planned")
-    click.echo(", ".join(f"{counts[word]} {word}" for word in words) + f" variants; {counts['trials']} trials", nl=False)
-    click.echo(f", {facts['stored']} of them stored; {facts['device']}, {facts['threads']} threads")
+    numbers = ", ".join(f"{counts[word]} {word}" for word in words)
+    trials = f"{counts['trials']} trials, {facts['stored']} of them stored"
+    click.echo(f"{numbers} variants; {trials}; {facts['device']}, {facts['threads']} threads")
     for name in facts["plug_ins"]:
         click.echo(f"runs your own code: {name}")
     heads = ("variant", "params", "active", "FLOPs/token", "KV bytes/token", "memory ~", "time/trial ~")
@@ -153,6 +163,8 @@ def _print_plan(facts: Mapping[str, Any]) -> None:
         for each in facts["variants"]
     ]
     _print_table(heads, rows)
+    for name, other in facts["same"].items():
+        click.echo(f"the same as {other}: {name}")
     for each in facts["invalid"]:
         click.echo(f"invalid: {each['variant']}: {each['reason']}")
 
@@ -246,10 +258,8 @@ def _print_choice(facts: Mapping[str, Any]) -> None:
 def _print_model(facts: Mapping[str, Any], title: str) -> None:
     click.echo(f"{title}\n")
     heads = ("stage", "times", "output", "params", "active", "FLOPs/token", "cache/token")
-    rows = [
-        (s["stage"], str(s["times"]), s["output"], *(_number(s[k]) for k in ("params", "params_active", "flops", "cache")))
-        for s in facts["stages"]
-    ]
+    costs = ("params", "params_active", "flops", "cache")
+    rows = [(s["stage"], str(s["times"]), s["output"], *(_number(s[key]) for key in costs)) for s in facts["stages"]]
     _print_table(heads, rows)
     click.echo("")
     for key in ("params_total", "params_active", "params_non_embedding", "kv_cache_elements_per_token"):
@@ -304,7 +314,7 @@ def sync(target: str, results: Path) -> int:
 @click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="On 127.0.0.1.")
 @command
 def ui(experiments: tuple[str, ...], results: Path, port: int) -> int:
-    """Start MLflow's UI over the results and print the links that compare the runs of EXPERIMENTS (all unless given)."""
+    """Start MLflow's UI over the results; print links that compare the runs of EXPERIMENTS (all unless given)."""
     from ablate import commands
 
     return commands.ui(results, port, experiments)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from ablate.experiment import Experiment
     from ablate.tracking import SyncResult
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -78,10 +81,10 @@ def run(wanted: Wanted, console: Console) -> Ran:
     queue = tasks(trials, store, retry_failed=wanted.retry_failed)
     console.print(_opening(experiment, len(trials), len(queue)), markup=False, highlight=False, soft_wrap=True)
     tracker = Tracker.open(wanted.results, store)
-    options = Options(device, threads, wanted.workers, wanted.fail_fast)
+    options = Options(device, threads, workers=wanted.workers, fail_fast=wanted.fail_fast)
     stopped = 0
     with Progress(console, len(queue)) as progress:
-        running = Run(experiment, plans, store, options, progress, lambda trial: tracker.mirror(trial) if tracker else None)
+        running = Run(experiment, plans, store, options, progress, tracker.mirror if tracker else lambda trial: None)
         try:
             running.carry_out(queue)
         except Interrupted as signal:
@@ -120,16 +123,17 @@ def report(results: Results, reports: Path) -> Path:
 
 
 def stored(target: str, results: Path) -> Results:
-    """The results of an experiment file, or of a folder of results. Raises `FileFaults` or `ResultsError`."""
-    if Path(target).is_dir():
-        return load(target)
-    return load(results / name_of(target))
+    """The results of an experiment file, or of a folder of results. Raises `FileFaults`."""
+    folder = Path(target) if Path(target).is_dir() else results / name_of(target)
+    try:
+        return load(folder)
+    except ResultsError as error:
+        raise document.FileFaults([f"{error}\n  run the experiment first, or give its folder of results"]) from None
 
 
 def name_of(file: str) -> str:
-    """An experiment's name, read from its file without checking the rest."""
-    name = document.read(file).data.get("name")
-    return name if isinstance(name, str) else Path(file).stem
+    """An experiment's name, read from its file without checking the rest. Raises `FileFaults`."""
+    return document.experiment_name(document.read(file))
 
 
 def plan_facts(wanted: Wanted) -> dict[str, Any]:
@@ -156,6 +160,7 @@ def plan_facts(wanted: Wanted) -> dict[str, Any]:
         "threads": threads,
         "variants": [each.facts() for each in plans],
         "invalid": [{"variant": each.name, "reason": each.reason} for each in experiment.invalid],
+        "same": experiment.same,
         "plug_ins": experiment.plug_ins(),
     }
 
@@ -195,23 +200,36 @@ def sync(target: str, results: Path) -> SyncResult:
 
 def describe_choice(word: str) -> dict[str, Any]:
     """Settings and source of a choice, given as `slot/name` or as a name. Raises `Faults`."""
-    from ablate import catalogue, registry
-    from ablate.choice import Faults, unknown
+    from ablate import registry
 
-    slot, _, name = word.rpartition("/")
-    slots = [s for s in (*registry.SLOTS, *registry.SOURCES) if name in registry.names(s) and slot in ("", s)]
-    if not slots:
-        known = [f"{s}/{n}" for s in (*registry.SLOTS, *registry.SOURCES) for n in registry.names(s)]
-        raise Faults([unknown(word, known, "choice", ())])
-    kind = registry.config_class(slots[0], name)
+    slot, name = _slot_and_name(word)
+    kind = registry.config_class(slot, name)
+    text = inspect.cleandoc(sys.modules[kind.__module__].__doc__ or "")
     fields = kind.model_json_schema()["properties"]
     return {
-        "slot": slots[0],
+        "slot": slot,
         "name": name,
-        "summary": registry.summary(slots[0], name),
-        "text": catalogue.text(slots[0], name),
+        "summary": text.partition("\n")[0],
+        "text": text,
         "settings": {key: _field_facts(field) for key, field in fields.items() if key != "name"},
     }
+
+
+def _slot_and_name(word: str) -> tuple[str, str]:
+    """`slot/name`, whose name may be that of a user's own file; a built-in name may stand alone."""
+    from ablate import catalogue
+    from ablate.choice import Faults, unknown
+
+    slots = (*catalogue.SLOTS, *catalogue.SOURCES)
+    slot, _, name = word.partition("/")
+    if slot in slots and name:
+        return slot, name
+    known = [(slot, name) for slot in slots for name in catalogue.names(slot)]
+    if found := [each for each in known if each[1] == word]:
+        return found[0]
+    names = [*(f"{slot}/{name}" for slot, name in known), *(name for _, name in known)]
+    names += [f"preset/{name}" for name in catalogue.names(catalogue.PRESETS)]
+    raise Faults([unknown(word, names, "choice", ())])
 
 
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
@@ -231,15 +249,19 @@ def describe_preset(name: str) -> dict[str, Any]:
     from ablate.building import model_settings
 
     settings = model_settings({"preset": name})
-    return {"preset": name, "summary": catalogue.text(catalogue.PRESETS, name), **_model_facts(settings, settings.max_seq_len)}
+    summary = catalogue.text(catalogue.PRESETS, name)
+    return {"preset": name, "summary": summary, **_model_facts(settings, settings.max_seq_len)}
 
 
 def describe_variants(wanted: Wanted, only: str | None) -> dict[str, Any]:
     """The shapes and costs, stage by stage, of an experiment's variants, or of one of them. Raises `FileFaults`."""
+    from ablate import plan
+
     experiment = read(wanted)
     known = [variant.name for variant in experiment.variants]
     if only is not None and only not in known:
         raise document.FileFaults([f"{wanted.file}: no variant '{only}'\n  known: {', '.join(known)}"])
+    plan.check(experiment)
     variants = [v for v in experiment.variants if only in (None, v.name)]
     facts = [{"variant": v.name, **_model_facts(v.settings.model, v.settings.train.length)} for v in variants]
     return {"name": experiment.name, "variants": facts}

@@ -1,12 +1,15 @@
 """A YAML 1.2 file as plain data that remembers where each value stood.
 
-Only plain values exist: text, numbers, truth values, null, lists and mappings. Keys are text as written, `1e-3` is a number, `no` and `on`
-are words. A key written twice is a fault; `<<` merges, and an explicit key wins over a merged one.
+Only plain values exist: text, numbers, truth values, null, lists and mappings. Keys are text as written, `1e-3` is a
+number, `no`, `on` and `2024_01` are words. A key written twice is a fault; `<<` merges, and an explicit key wins over a
+merged one.
 """
 
 from __future__ import annotations
 
 import math
+import re
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path as File
@@ -15,18 +18,26 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.resolver import BaseResolver
+from ruamel.yaml.tag import Tag
 
 from ablate.choice import Faults, Path, SettingsError
 
-_LARGEST = 100_000
+_NAME = re.compile(r"\w[\w.\-]{0,99}")
+_LARGEST, _DEEPEST = 100_000, 60
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in a file, counted from 1."""
+    """A place in a file, counted from 1; or, where a command line's setting stands instead, that setting."""
 
     line: int
     column: int
+    setting: str = ""
+
+    def told(self, file: str) -> str:
+        """As editors and people read it."""
+        return printable(self.setting) or f"{file}:{self.line}:{self.column}"
 
 
 @dataclass(frozen=True)
@@ -56,9 +67,15 @@ def told(document: Document, faults: Faults) -> FileFaults:
 
 
 def _line(file: str, mark: Mark | None, fault: SettingsError) -> str:
-    place = f"{file}:{mark.line}:{mark.column}" if mark else file
-    cure = f"\n  {fault.cure}" if fault.cure else ""
-    return f"{place}: {fault.message}{cure}"
+    place = mark.told(file) if mark else file
+    cure = f"\n  {printable(fault.cure)}" if fault.cure else ""
+    return f"{place}: {printable(fault.message)}{cure}"
+
+
+def printable(message: str) -> str:
+    """In one line, whatever a file's words hold, and not longer than one reads."""
+    line = "".join(c if c.isprintable() else " " if c.isspace() else ascii(c)[1:-1] for c in message)
+    return line if len(line) <= 500 else f"{line[:500]}…"
 
 
 def read(path: str | File) -> Document:
@@ -76,39 +93,90 @@ def read(path: str | File) -> Document:
     return document
 
 
+def experiment_name(document: Document) -> str:
+    """The name of an experiment and its folder of results; the file's own where it gives none. Raises `FileFaults`."""
+    name = document.data.get("name", File(document.file).stem)
+    if isinstance(name, str) and _NAME.fullmatch(name):
+        return name
+    cure = "give it a `name` of letters, digits, '.', '-' and '_', for a folder has it too"
+    raise told(document, _fault(("name",), f"{name!r} cannot be the name of an experiment", cure))
+
+
 def parse(text: str, file: str) -> Document:
     """The text as a document; an empty text is an empty mapping. Raises `FileFaults`."""
-    reader = _Reader(file)
+    reader = _Reader()
     try:
-        node = YAML(typ="rt", pure=True).compose(text)
-        data = {} if node is None else reader.value(node, ())
+        node = _composed(text)
+        data = None if node is None else reader.value(node, ())
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else file
-        raise FileFaults([f"{place}: not YAML: {error.problem or error.context}"]) from None
+        problem = ", ".join(part for part in (error.context, error.problem) if part)
+        message = "nested too deeply" if "max_depth" in problem else f"not YAML: {printable(problem)}"
+        raise FileFaults([f"{place}: {message}"]) from None
     except YAMLError as error:
         raise FileFaults([f"{file}: not YAML: {' '.join(str(error).split())}"]) from None
     except RecursionError:
         raise FileFaults([f"{file}: nested too deeply"]) from None
     except Faults as faults:
         raise told(Document(file, {}, reader.marks), faults) from None
-    if data is None:
-        data = {}
-    if not isinstance(data, dict):
+    if not isinstance(data, dict | None):
         raise FileFaults([f"{file}: an experiment is a mapping, not {type(data).__name__}"])
-    return Document(file, data, reader.marks)
+    return Document(file, data or {}, reader.marks)
 
 
 def scalar(text: str) -> Any:
-    """A value given on the command line, read as YAML."""
-    return parse(f"value: {text}", f"'{text}'").data.get("value")
+    """A value given on the command line, read as YAML. Raises ValueError."""
+    try:
+        found = parse(f"value: {text}", "").data
+    except FileFaults:
+        found = {}
+    if [*found] != ["value"]:
+        raise ValueError("not a value in YAML")
+    return found["value"]
+
+
+# YAML 1.2's core schema: what a plain word means. Everything else is text.
+_CORE = {
+    "null": re.compile(r"~|null|Null|NULL|"),
+    "bool": re.compile(r"true|True|TRUE|false|False|FALSE"),
+    "int": re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"),
+    "float": re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+}
+_TAG = "tag:yaml.org,2002:"
+
+
+class _Resolver(BaseResolver):
+    """Reads plain words as YAML 1.2 does, whatever version a file claims, and leaves no trace on other readers."""
+
+    processing_version = (1, 2)
+
+    def __init__(self, version: object = None, loader: Any = None) -> None:
+        super().__init__(loader)
+        self._loader_version = version
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        if kind is ScalarNode and implicit[0]:
+            word = next((word for word, pattern in _CORE.items() if pattern.fullmatch(value)), "str")
+            return Tag(suffix=_TAG + word)
+        return super().resolve(kind, value, implicit)
+
+
+def _composed(text: str) -> Node | None:
+    """The nodes of the one document in the text. Raises `YAMLError`."""
+    yaml = YAML(typ="rt", pure=True)
+    yaml.Resolver = _Resolver
+    yaml.max_depth = _DEEPEST
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of an anchor's name used again, which YAML allows
+        node: Node | None = yaml.compose(text)
+    return node
 
 
 class _Reader:
     """Turns composed nodes into plain data."""
 
-    def __init__(self, file: str) -> None:
-        self.file = file
+    def __init__(self) -> None:
         self.marks: dict[Path, Mark] = {}
         self._open: list[Node] = []
         self._seen = 0
@@ -116,86 +184,111 @@ class _Reader:
     def value(self, node: Node, path: Path) -> Any:
         self.marks.setdefault(path, _mark(node))
         self._seen += 1
-        if self._seen > _LARGEST or node in self._open:
-            what = "an alias that holds itself" if node in self._open else f"more than {_LARGEST} values"
-            raise Faults([SettingsError(path, f"{what}: too much for an experiment file")])
+        self._check_size(node, path)
+        kind = _kind(node, path)
         if isinstance(node, ScalarNode):
-            return self._scalar(node, path)
-        if str(node.tag).rpartition(":")[2] not in ("map", "seq"):
-            raise _unknown_tag(node, path)
+            return _scalar(node, kind, path)
         self._open.append(node)
-        try:
-            if isinstance(node, SequenceNode):
-                return [self.value(item, (*path, i)) for i, item in enumerate(node.value)]
+        if isinstance(node, SequenceNode):
+            found: Any = [self.value(item, (*path, i)) for i, item in enumerate(node.value)]
+        else:
             assert isinstance(node, MappingNode)
-            return self._mapping(node, path)
-        finally:
-            self._open.pop()
+            found = self._mapping(node, path)
+        self._open.pop()
+        return found
+
+    def _check_size(self, node: Node, path: Path) -> None:
+        if node in self._open:
+            raise _fault(path, "an alias that holds itself")
+        if self._seen > _LARGEST:
+            raise _fault(path, f"more than {_LARGEST} values, aliases counted: too much for an experiment file")
+        if len(self._open) > _DEEPEST:
+            raise _fault(path, "nested too deeply")
 
     def _mapping(self, node: MappingNode, path: Path) -> dict[str, Any]:
         own: dict[str, Any] = {}
-        merged: dict[str, Any] = {}
-        first: dict[str, Mark] = {}
+        places: dict[str, Mark] = {}
         for key_node, value_node in node.value:
-            key = self._key(key_node, path)
-            if key == "<<":
-                for source in self._sources(value_node, path):
-                    merged = {**source, **merged}
+            if _is_merge(key_node):
                 continue
-            mark = _mark(key_node)
-            if key in first:
-                message = f"'{key}' is written twice, in lines {first[key].line} and {mark.line}"
+            key, mark = _key(key_node, path), _mark(key_node)
+            if key in own:
                 self.marks[(*path, key)] = mark
-                raise Faults([SettingsError((*path, key), message, "keep one of them")])
-            first[key] = self.marks[(*path, key)] = mark
+                lines = f"in lines {places[key].line} and {mark.line}"
+                raise _fault((*path, key), f"'{key}' is written twice, {lines}", "keep one of them")
+            places[key] = mark
+            self.marks.setdefault((*path, key), mark)
             own[key] = self.value(value_node, (*path, key))
-        return {**merged, **own}
+        return {**self._merged(node, path), **own}
 
-    def _sources(self, node: Node, path: Path) -> list[dict[str, Any]]:
-        found = self.value(node, (*path, "<<"))
-        sources = found if isinstance(found, list) else [found]
-        if not all(isinstance(source, dict) for source in sources):
-            raise Faults([SettingsError((*path, "<<"), "'<<' merges mappings only")])
-        return sources
-
-    def _key(self, node: Node, path: Path) -> str:
-        if isinstance(node, ScalarNode):
-            return str(node.value)
-        raise Faults([SettingsError(path, "a key must be plain text")])
-
-    def _scalar(self, node: ScalarNode, path: Path) -> Any:
-        kind, text = str(node.tag).rpartition(":")[2], str(node.value)
-        if kind == "null":
-            return None
-        if kind == "bool":
-            return text.lower() == "true"
-        try:
-            if kind == "int":
-                return _integer(text)
-            if kind == "float":
-                return _real(text)
-        except ValueError:
-            return text
-        if kind in ("str", "timestamp"):
-            return text
-        raise _unknown_tag(node, path)
+    def _merged(self, node: MappingNode, path: Path) -> dict[str, Any]:
+        """What `<<` brings in. Of several mappings the first wins."""
+        merged: dict[str, Any] = {}
+        for source in (source for key, value in node.value if _is_merge(key) for source in _sources(value)):
+            if not isinstance(source, MappingNode):
+                raise _fault(path, "'<<' merges mappings only")
+            merged = {**self.value(source, path), **merged}
+        return merged
 
 
-def _unknown_tag(node: Node, path: Path) -> Faults:
-    return Faults([SettingsError(path, f"the tag '{node.tag}' is not known here", "write a plain value")])
+def _is_merge(key: Node) -> bool:
+    return isinstance(key, ScalarNode) and key.value == "<<" and key.style is None
+
+
+def _sources(node: Node) -> list[Node]:
+    return node.value if isinstance(node, SequenceNode) else [node]
+
+
+def _key(node: Node, path: Path) -> str:
+    if isinstance(node, ScalarNode):
+        return _text(node, path)
+    raise _fault(path, "a key must be plain text")
+
+
+_KINDS = {ScalarNode: {*_CORE, "str"}, SequenceNode: {"seq"}, MappingNode: {"map"}}
+
+
+def _kind(node: Node, path: Path) -> str:
+    """The last word of a node's tag."""
+    word = str(node.tag).removeprefix(_TAG)
+    if word not in _KINDS[type(node)]:
+        raise _fault(path, f"the tag '{node.tag}' is not known here", "write a plain value")
+    return word
+
+
+def _scalar(node: ScalarNode, kind: str, path: Path) -> Any:
+    text = _text(node, path)
+    if kind == "str":
+        return text
+    if not _CORE[kind].fullmatch(text):
+        raise _fault(path, f"'{text}' is no {kind}")
+    if kind == "null":
+        return None
+    if kind == "bool":
+        return text.lower() == "true"
+    try:
+        number = _integer(text) if kind == "int" else float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    except ValueError:  # Python reads no more than some thousand digits
+        number = math.inf
+    if not math.isfinite(number):
+        raise _fault(path, f"'{text}' is no finite number")
+    return number
 
 
 def _integer(text: str) -> int:
-    digits = text.replace("_", "")
-    return int(digits, 0) if digits.lstrip("+-")[:2].lower() in ("0x", "0o", "0b") else int(digits)
+    return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
 
 
-def _real(text: str) -> float:
-    word = text.lower().lstrip("+-")
-    if word in (".inf", ".nan"):
-        number = math.inf if word == ".inf" else math.nan
-        return -number if text.startswith("-") else number
-    return float(text.replace("_", ""))
+def _text(node: ScalarNode, path: Path) -> str:
+    """A scalar's text. JSON writes a character beyond U+FFFF as two halves, which belong together."""
+    try:
+        return str(node.value).encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        raise _fault(path, "half a character: an escape that means nothing alone") from None
+
+
+def _fault(path: Path, message: str, cure: str = "") -> Faults:
+    return Faults([SettingsError(path, message, cure)])
 
 
 def _mark(node: Node) -> Mark:

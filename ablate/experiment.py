@@ -4,45 +4,61 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path as File
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field
 
 from ablate import document, grid, registry
-from ablate.choice import Faults, Path, Settings, SettingsError, _whole, validated
+from ablate.choice import Faults, Path, Settings, SettingsError, Whole, _whole, validated
 from ablate.data import Corpus
-from ablate.document import Document, FileFaults, told
+from ablate.document import Document, FileFaults, Mark, printable, told
 from ablate.settings import VariantSettings, resolved, typed
 
 BASELINE = "baseline"
 _LATER = ("match", "tune", "claims")
 _BUDGETS = (("train", "steps"), ("train", "tokens"))
+_MOST_SEEDS = 1000
+T = TypeVar("T")
 
 
 def _seeds(value: object) -> object:
     """A count means the seeds 0, 1, …"""
-    count = _whole(value) if isinstance(value, str | int | float) else None
-    return list(range(count)) if isinstance(count, int) and 0 < count <= 1000 else value
+    if isinstance(value, list):
+        return value
+    count = _whole(value)
+    if not isinstance(count, int) or not 0 < count <= _MOST_SEEDS:
+        raise ValueError(f"a list of seeds is needed, or a count from 1 to {_MOST_SEEDS}")
+    return list(range(count))
+
+
+def _values(value: object) -> object:
+    if not isinstance(value, list) or not value:
+        raise ValueError("a list of at least one value is needed")
+    return value
+
+
+def _named(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
 
 
 class ExperimentFile(Settings):
     """The file's own keys; what stands below them is checked where it is used."""
 
-    name: str = Field(pattern=r"^\w[\w.\-]{0,99}$", description="of the experiment and its folder of results")
+    name: str = Field(description="of the experiment and its folder of results")
     question: str | None = Field(None, description="what the experiment is to answer")
     baseline: dict[str, Any] = Field({}, description="the model that everything is compared with")
     variants: dict[str, dict[str, Any]] = Field({}, description="named changes to the baseline")
-    vary: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field({}, description="axes: paths with values")
+    vary: dict[str, Annotated[list[Any], BeforeValidator(_values)]] = Field({}, description="axes: paths with values")
     design: Literal["product", "one_at_a_time"] = Field("product", description="how axes combine")
-    exclude: list[dict[str, Any]] = Field([], description="combinations that are left out")
-    seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], BeforeValidator(_seeds), Field(min_length=1)] = Field(
-        [0], description="a list, or a count"
+    exclude: list[Annotated[dict[str, Any], Field(min_length=1)]] = Field([], description="combinations to leave out")
+    seeds: Annotated[list[Annotated[Whole, Field(ge=0, lt=2**31)]], BeforeValidator(_seeds), Field(min_length=1)] = (
+        Field([0], description="a list, or a count")
     )
-    data: dict[str, Any] | str = Field("text", description="where tokens come from")
+    data: Annotated[dict[str, Any], BeforeValidator(_named)] = Field({}, description="where tokens come from")
     train: dict[str, Any] = Field(description="the recipe")
     profile: dict[str, Any] = Field({}, description="what is measured beside training")
 
@@ -53,6 +69,7 @@ class Variant:
 
     name: str
     settings: VariantSettings
+    corpus: Corpus
     changes: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -66,9 +83,20 @@ class Variant:
         return sorted({path if path.split(".")[0] in grid.SECTIONS else path.split(".")[0] for path in self.changes})
 
     @cached_property
+    def plain(self) -> dict[str, Any]:
+        """The settings as plain data."""
+        return self.settings.model_dump(mode="json")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Everything in the settings that determines what is trained: of the data its bytes, of `profile` nothing."""
+        train = {key: value for key, value in self.plain["train"].items() if key != "max_seconds"}
+        return {"model": self.plain["model"], "train": train, "data": [self.corpus.sha256, self.corpus.vocab_size]}
+
+    @cached_property
     def canonical(self) -> str:
-        """Everything that determines the numbers but the seed, as text."""
-        return _json(self.settings.model_dump(mode="json"))
+        """The identity as text: two variants with the same one are the same."""
+        return _json(self.identity)
 
 
 @dataclass(frozen=True)
@@ -91,16 +119,16 @@ class Trial:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A checked experiment: what would run, and what was left out."""
+    """A checked experiment: what would run, and what was left out. `same` are names that mean another's variant."""
 
     name: str
     question: str | None
-    file: str
+    found: Document
     variants: list[Variant]
     invalid: list[Invalid]
+    same: dict[str, str]
     counts: dict[str, int]
     seeds: list[int]
-    source: dict[str, Any]
 
     @classmethod
     def from_file(cls, path: str | File, sets: Sequence[str] = (), max_trials: int = 1000) -> Experiment:
@@ -108,52 +136,45 @@ class Experiment:
         found = document.read(path)
         try:
             for change in sets:
-                _set(found.data, change)
+                _set(found, change)
             return _expand(found, max_trials)
         except Faults as faults:
             raise told(found, faults) from None
+
+    @property
+    def file(self) -> str:
+        """The path of the file."""
+        return self.found.file
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """What the file says, with the command line's settings in it."""
+        return self.found.data
 
     @property
     def baseline(self) -> Variant:
         """The variant that the others are compared with."""
         return self.variants[0]
 
-    @cached_property
-    def corpora(self) -> dict[str, Corpus]:
-        """The tokens of each data setting in use. Raises `FileFaults` where they cannot be had."""
-        found: dict[str, Corpus] = {}
-        for variant in self.variants:
-            key = _json(variant.settings.data.settings())
-            if key not in found:
-                try:
-                    found[key] = variant.settings.data.corpus()
-                except SettingsError as fault:
-                    raise told(Document(self.file, {}, {}), Faults([fault.below(("data",))])) from None
-        return found
-
     def corpus(self, variant: Variant) -> Corpus:
         """The tokens of a variant."""
-        return self.corpora[_json(variant.settings.data.settings())]
+        return variant.corpus
 
     def plug_ins(self) -> list[str]:
         """The user's own code that the experiment names."""
-        trees = (variant.settings.model_dump(mode="json") for variant in self.variants)
-        return sorted({name for tree in trees for name in _foreign_names(tree)})
+        return sorted({name for variant in self.variants for name in _foreign_names(variant.plain)})
 
     def trials(self, device: str, threads: int) -> list[Trial]:
         """Every variant with every seed, seeds outermost, as they run on this kind of device."""
-        return [self._trial(variant, seed, device, threads) for seed in self.seeds for variant in self.variants]
+        return [_trial(variant, seed, device, threads) for seed in self.seeds for variant in self.variants]
 
-    def _trial(self, variant: Variant, seed: int, device: str, threads: int) -> Trial:
-        corpus = self.corpus(variant)
-        tree = variant.settings.model_dump(mode="json")
-        profile = tree.pop("profile")
-        own_threads = tree["train"].pop("threads")
-        tree["train"].pop("max_seconds")
-        tree["data"] = [corpus.sha256, corpus.vocab_size]
-        sources = [registry.source_sha256(name) for name in _foreign_names(tree["model"])]
-        identity = [tree, seed, device, own_threads or threads, sources]
-        return Trial(variant, seed, _hash(identity), _hash(profile))
+
+def _trial(variant: Variant, seed: int, device: str, threads: int) -> Trial:
+    identity = variant.identity
+    own_threads = identity["train"].pop("threads")
+    sources = [registry.source_sha256(name) for name in _foreign_names(identity["model"])]
+    trial_id = _hash([identity, seed, device, own_threads or threads, sources])
+    return Trial(variant, seed, trial_id, _hash(variant.plain["profile"]))
 
 
 def _hash(value: Any) -> str:
@@ -177,42 +198,75 @@ def _foreign_names(node: Any) -> Iterator[str]:
             yield from _foreign_names(value)
 
 
-def _set(data: dict[str, Any], change: str) -> None:
+def _set(found: Document, change: str) -> None:
     """Put one `key=value` of the command line into the file's data; one way to give the length replaces the other."""
+    said = f"--set {change}"
     key, equals, text = change.partition("=")
     path = tuple(key.strip().split("."))
     if not equals or not all(path):
-        raise FileFaults([f"--set {change}: not of the form key=value"])
-    if path[0] not in ExperimentFile.model_fields and path[0] not in _LATER:
-        path = ("baseline", *path)
-    node: dict[str, Any] = data
-    for part in path[:-1]:
+        raise FileFaults([f"{printable(said)}: not of the form key=value\n  for example --set train.steps=100"])
+    try:
+        value = document.scalar(text)
+    except ValueError as error:
+        raise FileFaults([f"{printable(said)}: {error}\n  write it as in the file, and quote what is text"]) from None
+    path = _place_of_key(path)
+    *above, last = path
+    node: dict[str, Any] = found.data
+    for part in above:
         inner = node.get(part)
         node[part] = {"name": inner} if isinstance(inner, str) else dict(inner) if isinstance(inner, dict) else {}
         node = node[part]
-    node[path[-1]] = document.scalar(text)
-    if path in _BUDGETS:
-        for other in set(_BUDGETS) - {path}:
-            node.pop(other[1], None)
+    node[last] = value
+    for other in _BUDGETS if path in _BUDGETS else ():
+        if other != path:
+            node.pop(other[-1], None)
+    for place in [place for place in found.marks if place[: len(path)] == path]:
+        del found.marks[place]
+    found.marks[path] = Mark(0, 0, said)
+
+
+def _place_of_key(path: tuple[str, ...]) -> tuple[str, ...]:
+    """Where a dotted key of the command line stands in a file: a bare setting in the baseline; changes stay dotted."""
+    if path[0] not in ExperimentFile.model_fields and path[0] not in _LATER:
+        path = (BASELINE, *path)
+    depth = {BASELINE: 1, "vary": 1, "variants": 2}.get(path[0], len(path))
+    return (*path[:depth], ".".join(path[depth:])) if len(path) > depth else path
 
 
 def _expand(found: Document, max_trials: int) -> Experiment:
     for key in _LATER:
         if key in found.data:
-            raise Faults([SettingsError((key,), f"'{key}' is not built yet", "leave it out")])
-    raw = {"name": File(found.file).stem, **found.data}
+            raise _refusal((key,), f"'{key}' is not built yet", "leave it out")
+    raw = {**found.data, "name": document.experiment_name(found)}
     file = validated(ExperimentFile, raw)
     _check_names(file)
+    _check_alike(file)
     return _Expansion(file, found, max_trials).experiment()
+
+
+def _refusal(path: Path, message: str, cure: str) -> Faults:
+    return Faults([SettingsError(path, message, cure)])
 
 
 def _check_names(file: ExperimentFile) -> None:
     for name in file.variants:
         if name == BASELINE or not name.strip() or not name.isprintable():
-            message = f"'{name}' cannot be the name of a variant"
-            raise Faults([SettingsError(("variants", name), message, "choose another name")])
+            raise _refusal(("variants", name), f"'{name}' cannot be the name of a variant", "choose another name")
     if len(set(file.seeds)) < len(file.seeds):
-        raise Faults([SettingsError(("seeds",), "a seed is given twice", "give each seed once")])
+        raise _refusal(("seeds",), "a seed is given twice", "give each seed once")
+
+
+def _check_alike(file: ExperimentFile) -> None:
+    """What determines no number of training, and so is no part of a trial's identity, is the same for all variants."""
+    paths: list[tuple[Path, Path]] = [(("vary", path), tuple(path.split("."))) for path in file.vary]
+    for name, changes in file.variants.items():
+        for key, value in changes.items():
+            inner: list[Path] = [(*key.split("."), below) for below in value] if isinstance(value, dict) else []
+            paths += [(("variants", name, key), each) for each in (inner or [tuple(key.split("."))])]
+    for place, path in paths:
+        if path[0] == "profile" or path == ("train", "max_seconds"):
+            message = f"'{'.'.join(map(str, path))}' is the same for all variants"
+            raise _refusal(place, message, "set it in the file's own section")
 
 
 class _Expansion:
@@ -222,143 +276,190 @@ class _Expansion:
         self.file, self.found, self.max_trials = file, found, max_trials
         self.axes = grid.Axes(file.vary, file.design)
         self.invalid: list[Invalid] = []
-        self.excluded = self.merged = 0
+        self.same: dict[str, str] = {}
+        self.excluded = self.merged = self.equal_to_baseline = 0
         self.by_canonical: dict[str, Variant] = {}
-        self.vocab_sizes: dict[str, int] = {}
+        self.corpora: dict[str, Corpus] = {}
+        self.differs: dict[tuple[str, int], bool] = {}
 
     def experiment(self) -> Experiment:
+        """The whole way."""
         self._check_size()
         self.base_tree = self._placed((BASELINE,), lambda: grid.baseline_tree(self.found.data))
         self.baseline = self._whole(BASELINE, self.base_tree, (BASELINE,))
-        self.plain_baseline = self.baseline.settings.model_dump(mode="json")
         self.by_canonical[self.baseline.canonical] = self.baseline
-        named = list(self._named())
-        self._check_axes([tree for _, tree in named])
-        for name, tree in named:
+        named = {name: self._named(name, changes) for name, changes in self.file.variants.items()}
+        self._check_paths(list(named.values()))
+        for name, tree in named.items():
             self._keep(self._whole(name, tree, ("variants", name)))
-        raw = len(named) + self.axes.count() + self._combinations()
-        variants = list(self.by_canonical.values())
-        counts = {
-            "raw": raw,
+        for combination in self.axes.combinations():
+            self._try(combination)
+        return Experiment(
+            name=self.file.name,
+            question=self.file.question,
+            found=self.found,
+            variants=list(self.by_canonical.values()),
+            invalid=self.invalid,
+            same=self.same,
+            counts=self._counts(),
+            seeds=self.file.seeds,
+        )
+
+    def _counts(self) -> dict[str, int]:
+        """Raw counts the baseline only where nothing equals it; what equals it first is the baseline, not merged."""
+        planned = len(self.by_canonical)
+        return {
+            "raw": len(self.file.variants) + self.axes.count() + (0 if self.equal_to_baseline else 1),
             "excluded": self.excluded,
             "invalid": len(self.invalid),
             "merged": self.merged,
-            "planned": len(variants),
-            "trials": len(variants) * len(self.file.seeds),
+            "planned": planned,
+            "trials": planned * len(self.file.seeds),
         }
-        return Experiment(
-            self.file.name,
-            self.file.question,
-            self.found.file,
-            variants,
-            self.invalid,
-            counts,
-            self.file.seeds,
-            self.found.data,
-        )
 
     def _check_size(self) -> None:
         if (raw := self.axes.count() + len(self.file.variants)) > self.max_trials:
             message = f"{raw} combinations are more than {self.max_trials}"
-            raise Faults([SettingsError(("vary",), message, f"take values out, or give --max-trials {raw}")])
+            raise _refusal(("vary",), message, f"take values out, or give --max-trials {raw}")
 
-    def _named(self) -> Iterator[tuple[str, grid.Tree]]:
-        for name, changes in self.file.variants.items():
-            yield name, self._placed(("variants", name), lambda changes=changes: grid.overlay(self.base_tree, changes))
+    def _named(self, name: str, changes: dict[str, Any]) -> grid.Tree:
+        return self._placed(("variants", name), lambda: grid.overlay(self.base_tree, changes))
 
-    def _check_axes(self, trees: list[grid.Tree]) -> None:
-        for path, values in self.axes.values.items():
-            for i, value in enumerate(values):
-                if value is None and grid.is_slot(grid.full_path(path)):
-                    where: Path = ("vary", path, i)
-                    raise Faults([SettingsError(where, f"null is no {path}", "write its name, for example 'none'")])
-        faults = list(grid.never_applicable(self.base_tree, self.axes, trees))
-        if faults := faults + list(grid.unknown_rules(self.plain_baseline, self.file.exclude)):
-            raise Faults(faults)
+    def _check_paths(self, named: list[grid.Tree]) -> None:
+        """Axes and exclusions name settings that exist, and exclusions values that could be."""
+        trees = [*self._placed(("vary",), lambda: self.axes.trees(self.base_tree)), *named]
+        self._placed(("vary",), lambda: _none(grid.homeless(self.axes.values, trees)))
+        for i, rule in enumerate(self.file.exclude):
+            self._placed(("exclude", i), lambda rule=rule: _none(grid.homeless(rule, trees)))  # type: ignore[misc]
+            self._placed(("exclude", i), lambda rule=rule: typed(grid.applicable(self.base_tree, rule)[0]))  # type: ignore[misc]
 
-    def _combinations(self) -> int:
-        """Keep what the axes give. Returns 1 for the baseline where no combination equals it, else 0."""
-        met = False
-        for combination in self.axes.combinations():
-            tree, meaning = self._placed(("vary",), lambda c=combination: grid.applicable(self.base_tree, c))
-            differing = {p: v for p, v in meaning.items() if not grid.matches(self.plain_baseline, p, v)}
-            name = grid.label(differing) or BASELINE
-            settings = self._axis_faults(tree)
-            if self._is_excluded(settings):
-                continue
-            try:
-                variant = self._variant(name, self._resolved(settings))
-            except Faults as faults:
+    def _try(self, combination: Mapping[str, Any]) -> None:
+        """Keep the variant of a combination, or count why not. A value wrong by itself refuses the file."""
+        tree, meant = self._placed(("vary",), lambda: grid.applicable(self.base_tree, combination), combination)
+        settings = self._placed(("vary",), lambda: typed(tree), combination)
+        corpus = self._placed(("vary",), lambda: self._corpus(settings), combination)
+        name = self._name(meant)
+        try:
+            variant = self._variant(name, settings, corpus)
+        except Faults as faults:
+            if not self._is_excluded(tree):
                 self.invalid.append(Invalid(name, "; ".join(fault.message for fault in faults.faults)))
-                continue
-            if variant.canonical == self.baseline.canonical and not met:
-                met = True
-                continue
+            return
+        if variant.canonical == self.baseline.canonical or not self._is_excluded(tree):
             self._keep(variant)
-        return 0 if met else 1
 
-    def _is_excluded(self, settings: VariantSettings) -> bool:
-        tree = settings.model_dump(mode="json")
-        rules = (rule for rule in self.file.exclude if rule)
-        hit = any(all(grid.matches(tree, path, value) for path, value in rule.items()) for rule in rules)
+    def _name(self, meant: Mapping[str, Any]) -> str:
+        """The differences to the baseline."""
+        differing = {path: value for path, value in meant.items() if self._differs(path, value)}
+        return grid.label(differing) or BASELINE
+
+    def _differs(self, path: str, value: Any) -> bool:
+        key = (path, id(value))
+        if key not in self.differs:
+            self.differs[key] = not self._unchanged(self.base_tree, {path: value})
+        return self.differs[key]
+
+    def _is_excluded(self, tree: grid.Tree) -> bool:
+        hit = any(self._unchanged(tree, rule) for rule in self.file.exclude)
         self.excluded += hit
         return hit
 
-    def _resolved(self, settings: VariantSettings) -> VariantSettings:
-        """With every default filled in, the size of the vocabulary from the data among them."""
+    def _unchanged(self, tree: grid.Tree, changes: Mapping[str, Any]) -> bool:
+        """Whether the tree already says what the changes say, in whatever words."""
+        try:
+            return self._meaning(tree) == self._meaning(grid.overlay(tree, changes))
+        except Faults:
+            return False
+
+    def _meaning(self, tree: grid.Tree) -> VariantSettings:
+        """With every default filled in where that goes."""
+        settings = typed(tree)
+        try:
+            return self._resolved(settings, self._corpus(settings))
+        except Faults:
+            return settings
+
+    def _corpus(self, settings: VariantSettings) -> Corpus:
         key = _json(settings.data.settings())
-        if key not in self.vocab_sizes:
+        if key not in self.corpora:
             try:
-                self.vocab_sizes[key] = settings.data.corpus().vocab_size
+                self.corpora[key] = settings.data.corpus()
             except SettingsError as fault:
                 raise Faults([fault.below(("data",))]) from None
-        return resolved(settings, self.vocab_sizes[key])
+        return self.corpora[key]
+
+    def _resolved(self, settings: VariantSettings, corpus: Corpus) -> VariantSettings:
+        """With every default filled in, the size of the vocabulary from the data among them."""
+        try:
+            return resolved(settings, corpus.vocab_size)
+        except Faults:
+            raise
+        except Exception as error:  # a user's own choice may raise whatever it likes
+            if not (names := sorted(set(_foreign_names(settings.model_dump(mode="json"))))):
+                raise
+            message = f"{' or '.join(names)} fails in these settings: {type(error).__name__}: {error}"
+            raise Faults([SettingsError((), message)]) from error
 
     def _keep(self, variant: Variant) -> None:
-        if variant.canonical in self.by_canonical:
-            self.merged += 1
-        else:
+        known = self.by_canonical.get(variant.canonical)
+        if known is None:
+            if variant.name in {each.name for each in self.by_canonical.values()}:
+                place = ("variants", variant.name)
+                raise _refusal(place, f"two different variants are called '{variant.name}'", "choose another name")
             self.by_canonical[variant.canonical] = variant
+            return
+        if known is self.baseline:
+            self.equal_to_baseline += 1
+        if known is not self.baseline or self.equal_to_baseline > 1:
+            self.merged += 1
+        if variant.name != known.name:
+            self.same[variant.name] = known.name
 
     def _whole(self, name: str, tree: grid.Tree, place: Path) -> Variant:
         """A variant that must be right by itself: anything wrong refuses the file."""
-        return self._placed(place, lambda: self._variant(name, self._resolved(typed(tree))))
 
-    def _variant(self, name: str, settings: VariantSettings) -> Variant:
+        def make() -> Variant:
+            settings = typed(tree)
+            return self._variant(name, settings, self._corpus(settings))
+
+        return self._placed(place, make)
+
+    def _variant(self, name: str, settings: VariantSettings, corpus: Corpus) -> Variant:
+        whole = self._resolved(settings, corpus)
         if name == BASELINE:
-            return Variant(name, settings)
-        return Variant(name, settings, dict(differences(self.plain_baseline, settings.model_dump(mode="json"))))
+            return Variant(name, whole, corpus)
+        return Variant(name, whole, corpus, dict(differences(self.baseline.plain, whole.model_dump(mode="json"))))
 
-    def _axis_faults(self, tree: grid.Tree) -> VariantSettings:
-        """Typed settings of a combination; a value wrong by itself refuses the file, at the axis that holds it."""
-        try:
-            return typed(tree)
-        except Faults as faults:
-            raise Faults(SettingsError(self._axis_of(f.path), f.message, f.cure) for f in faults.faults) from None
-
-    def _axis_of(self, path: Path) -> Path:
-        whole = path if path and path[0] in grid.SECTIONS else ("model", *path)
-        for axis in self.axes.values:
-            at = grid.full_path(axis)
-            if at == whole[: len(at)] or whole == at[: len(whole)]:
-                return ("vary", axis)
-        return ("vary",)
-
-    def _placed(self, place: Path, make: Any) -> Any:
+    def _placed(self, place: Path, make: Callable[[], T], combination: Mapping[str, Any] | None = None) -> T:
         """What `make` gives; its faults, told at the place in the file that they come from."""
         try:
             return make()
         except Faults as faults:
-            raise Faults(SettingsError(self._place_of(place, f.path), f.message, f.cure) for f in faults.faults) from None
+            raise Faults(
+                SettingsError(self._place_of(place, fault.path, combination), fault.message, fault.cure)
+                for fault in faults.faults
+            ) from None
 
-    def _place_of(self, place: Path, path: Path) -> Path:
-        """Below the variant where it says so itself, else in the section or baseline that it comes from."""
-        dotted = (*place, ".".join(map(str, path)))
-        candidates = [(*place, *path), dotted]
-        candidates += [path] if path and path[0] in grid.SECTIONS else [(BASELINE, *path)]
-        exact = [c for c in candidates if c in self.found.marks]
-        near = [c for c in candidates if len(c) > len(place) and c[: len(place) + 1] in self.found.marks]
-        return (exact or near or [place if place in self.found.marks else path])[0]
+    def _place_of(self, place: Path, path: Path, combination: Mapping[str, Any] | None) -> Path:
+        """Below `place` where it says so itself, for the baseline also in the section that it comes from."""
+        node: Any = self.found.data
+        for part in place:
+            node = node[part] if isinstance(part, int) else node.get(part, {})
+        if found := grid.key_of(path, node or {}):
+            key, *rest = found
+            return (*place, key, *self._index(str(key), combination), *rest)
+        return path if place == (BASELINE,) and path[:1] in {(section,) for section in grid.SECTIONS} else place
+
+    def _index(self, axis: str, combination: Mapping[str, Any] | None) -> Iterator[int]:
+        """Which of an axis' values the combination has."""
+        if combination and axis in combination:
+            yield next(i for i, value in enumerate(self.axes.values[axis]) if value is combination[axis])
+
+
+def _none(faults: Iterable[SettingsError]) -> None:
+    """Raise the faults, if any."""
+    if found := list(faults):
+        raise Faults(found)
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -369,5 +470,5 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]
             inner = "" if (not path and key == "model") else inner
             before = old.get(key) if isinstance(old, Mapping) else None
             yield from differences(before, value, inner)
-    elif new != old and not (new is None):
-        yield path, new if not isinstance(new, list) else json.loads(_json(new))
+    elif new != old:
+        yield path, new

@@ -1,79 +1,105 @@
 """From the baseline, its named variants and its axes to one plain settings tree a variant.
 
-A tree has the sections `model`, `train`, `data` and `profile`. Changes are dotted paths: `train.lr` reaches a section, everything else the model
-(`block`, `feed_forward.n_experts`). A change of a slot by the same choice's name merges deep; another name replaces the choice.
+A tree has the sections `model`, `train`, `data` and `profile`. Changes are dotted paths: `train.lr` reaches a section,
+everything else the model (`block`, `feed_forward.n_experts`). A change of a choice by the same name merges deep;
+another name replaces the choice. Shorthands (a choice's bare name, one number for every dropout) are written in full
+on the way, so that a change of one setting keeps the others.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ablate import catalogue, presets, registry
 from ablate.choice import Faults, Path, SettingsError, unknown
+from ablate.settings import Dropout, ModelSettings, TrainSettings
 
 Tree = dict[str, Any]
+PRESET = "preset"
 SECTIONS = ("train", "data", "profile")
+_MODEL = (*ModelSettings.model_fields, PRESET)
 
 
 def baseline_tree(file: Mapping[str, Any]) -> Tree:
     """The baseline over its preset over the defaults, with the other sections beside it."""
-    sections: Tree = {section: _named(file.get(section) or {}) for section in SECTIONS}
-    if not sections["data"]:
-        sections["data"] = {"name": "text"}
-    start = overlay({"model": {}, **sections}, presets.settings("_default"))
-    return overlay(start, file.get("baseline") or {})
+    tree: Tree = {"model": {}, "train": {}, "data": {"name": "text"}, "profile": {}}
+    tree = overlay(tree, presets.settings("_default"))
+    tree = overlay(tree, {section: file[section] for section in SECTIONS if section in file})
+    return overlay(tree, file.get("baseline") or {})
 
 
 def overlay(tree: Tree, changes: Mapping[str, Any]) -> Tree:
-    """A new tree with the changes in it: a preset first, then whole slots, then single settings."""
-    for path, value in sorted(_targets(changes), key=lambda change: (change[0][1:] != ("preset",), len(change[0]))):
-        if path == ("model", "preset"):
-            tree = overlay(tree, _preset(value))
-        else:
-            tree = _put(tree, path, value, ())
+    """A new tree with the changes in it: a preset first, then whole slots, then single settings. Raises `Faults`."""
+    for key, value in sorted(changes.items(), key=lambda change: (change[0] != PRESET, change[0].count("."))):
+        tree = overlay(tree, _preset(value)) if key == PRESET else _put(tree, full_path(key), value, ())
     return tree
-
-
-def _targets(changes: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
-    for key, value in changes.items():
-        parts = tuple(key.split("."))
-        yield (parts if parts[0] in SECTIONS else ("model", *parts)), value
 
 
 def _preset(name: Any) -> dict[str, Any]:
     if not isinstance(name, str) or name not in catalogue.names(catalogue.PRESETS):
-        raise Faults([unknown(str(name), catalogue.names(catalogue.PRESETS), "preset", ("preset",))])
+        raise Faults([unknown(str(name), catalogue.names(catalogue.PRESETS), "preset", (PRESET,))])
     return presets.settings(name)
+
+
+def full_path(dotted: str) -> Path:
+    """The place in a tree that a dotted path means. Raises `Faults` where its first word is no setting."""
+    parts = tuple(dotted.split("."))
+    if parts[0] in SECTIONS:
+        return parts
+    if parts[0] in _MODEL:
+        return ("model", *parts)
+    fault = unknown(parts[0], (*_MODEL, *SECTIONS), "setting", (dotted,))
+    if homes := list(_homes(parts[0])):
+        fault.cure = f"write {' or '.join(homes)}"
+    raise Faults([fault])
+
+
+def _homes(word: str) -> Iterator[str]:
+    """The full paths of a setting whose section or slot was left out."""
+    if word in TrainSettings.model_fields:
+        yield f"train.{word}"
+    for slot in registry.SLOTS:
+        if any(word in registry.config_class(slot, name).model_fields for name in registry.names(slot)):
+            yield f"{slot}.{word}"
 
 
 def _put(node: Any, path: Path, value: Any, above: Path) -> Any:
     """`node` with `value` merged in at `path`; `above` is where `node` itself stands."""
     if not path:
-        return _merged(node, value, is_slot(above))
-    inner = node if isinstance(node, Mapping) else _named(node) if is_slot(above) else {}
-    key = path[0]
-    return {**inner, key: _put(inner.get(str(key)), path[1:], value, (*above, key))}
+        return _merged(node, value, above)
+    whole = _in_full(node, above)
+    inner = whole if isinstance(whole, Mapping) else {}
+    return {**inner, path[0]: _put(inner.get(str(path[0])), path[1:], value, (*above, path[0]))}
 
 
-def is_slot(path: Path) -> bool:
+def _merged(old: Any, new: Any, path: Path) -> Any:
+    old, new = _in_full(old, path), _in_full(new, path)
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        return new
+    if _has_name(path) and new.get("name", old.get("name")) != old.get("name"):
+        return dict(new)
+    return {**old, **{key: _merged(old.get(key), value, (*path, key)) for key, value in new.items()}}
+
+
+def _in_full(value: Any, path: Path) -> Any:
+    """A shorthand as the mapping that it stands for."""
+    if isinstance(value, str) and _has_name(path):
+        return {"name": value}
+    if isinstance(value, int | float) and not isinstance(value, bool) and path == ("model", "dropout"):
+        return dict.fromkeys(Dropout.model_fields, value)
+    return value
+
+
+def _has_name(path: Path) -> bool:
+    return _is_slot(path) or path == ("train", "optimizer")
+
+
+def _is_slot(path: Path) -> bool:
     """Whether a choice stands at `path` of a tree."""
     return path == ("data",) or (len(path) == 2 and path[0] == "model" and path[1] in registry.SLOTS)
-
-
-def _merged(old: Any, new: Any, slot: bool) -> Any:
-    if slot:
-        old, new = _named(old), _named(new)
-        if isinstance(new, Mapping) and isinstance(old, Mapping) and new.get("name", old.get("name")) != old.get("name"):
-            return dict(new)
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        return {**old, **{key: _merged(old.get(key), value, False) for key, value in new.items()}}
-    return new
-
-
-def _named(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
 
 
 class Axes:
@@ -86,25 +112,20 @@ class Axes:
     def count(self) -> int:
         """Combinations, before anything is left out."""
         sizes = [len(values) for values in self.values.values()]
-        if not sizes:
-            return 0
-        return sum(sizes) if self.design == "one_at_a_time" else _product(sizes)
+        return sum(sizes) if self.design == "one_at_a_time" else math.prod(sizes) if sizes else 0
 
     def combinations(self) -> Iterator[dict[str, Any]]:
         """Every combination as path -> value; `one_at_a_time` moves one axis and leaves the others at the baseline."""
-        if not self.values:
-            return
         if self.design == "one_at_a_time":
             yield from ({path: value} for path, values in self.values.items() for value in values)
-        else:
-            yield from (dict(zip(self.values, point, strict=True)) for point in itertools.product(*self.values.values()))
+        elif self.values:
+            points = itertools.product(*self.values.values())
+            yield from (dict(zip(self.values, point, strict=True)) for point in points)
 
-
-def _product(sizes: list[int]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
+    def trees(self, baseline: Tree) -> list[Tree]:
+        """The baseline with each choice and preset on an axis: every choice that a combination can have."""
+        whole = [path for path in self.values if path == PRESET or _is_slot(full_path(path))]
+        return [baseline, *(overlay(baseline, {path: value}) for path in whole for value in self.values[path])]
 
 
 def applicable(tree: Tree, combination: Mapping[str, Any]) -> tuple[Tree, dict[str, Any]]:
@@ -112,29 +133,59 @@ def applicable(tree: Tree, combination: Mapping[str, Any]) -> tuple[Tree, dict[s
 
     A setting that the choice in its slot does not have means nothing, and is left out.
     """
-    whole = {path: value for path, value in combination.items() if not _inside_slot(path)}
-    tree = overlay(tree, whole)
-    inner = {p: v for p, v in combination.items() if _inside_slot(p) and _has_setting(tree, p)}
-    return overlay(tree, inner), {path: combination[path] for path in combination if path in whole or path in inner}
+    inner = {path for path in combination if _slot_around(path)}
+    tree = overlay(tree, {path: value for path, value in combination.items() if path not in inner})
+    meant = {path: value for path, value in combination.items() if path not in inner or _has_setting(tree, path)}
+    return overlay(tree, {path: value for path, value in meant.items() if path in inner}), meant
 
 
-def _inside_slot(path: str) -> bool:
-    parts = full_path(path)
-    return any(is_slot(parts[:n]) for n in range(1, len(parts)))
+def _slot_around(dotted: str) -> Path | None:
+    """The place of the choice that the setting belongs to, None where it belongs to none."""
+    path = full_path(dotted)
+    return next((path[:n] for n in range(1, len(path)) if _is_slot(path[:n])), None)
 
 
-def _has_setting(tree: Tree, path: str) -> bool:
-    parts = full_path(path)
-    depth = next(n for n in range(1, len(parts)) if is_slot(parts[:n]))
-    choice = get(tree, parts[:depth])
-    name = choice.get("name") if isinstance(choice, Mapping) else None
-    if not isinstance(name, str):
-        return False
-    return parts[depth] in registry.config_class(str(parts[depth - 1]), name, parts[:depth]).model_fields
+def _choice(tree: Tree, slot: Path) -> str | None:
+    found = get(tree, (*slot, "name"))
+    return found if isinstance(found, str) else None
 
 
-def full_path(dotted: str) -> Path:
-    """The place in a tree that a dotted path means."""
+def _has_setting(tree: Tree, dotted: str) -> bool:
+    slot = _slot_around(dotted)
+    name = _choice(tree, slot) if slot else None
+    return slot is not None and name is not None and full_path(dotted)[len(slot)] in _settings_of(slot, name)
+
+
+def _settings_of(slot: Path, choice: str) -> set[str]:
+    return set(registry.config_class(str(slot[-1]), choice, slot[-1:]).model_fields) - {"name"}
+
+
+def homeless(paths: Iterable[str], trees: list[Tree]) -> Iterator[SettingsError]:
+    """The paths of settings that no choice in any of the trees has."""
+    for dotted in paths:
+        slot = _slot_around(dotted)
+        if slot is None or any(_has_setting(tree, dotted) for tree in trees):
+            continue
+        choices = sorted({choice for tree in trees if (choice := _choice(tree, slot))})
+        known = set().union(*(_settings_of(slot, choice) for choice in choices))
+        word = str(full_path(dotted)[len(slot)])
+        fault = unknown(word, known, f"setting of {slot[-1]} {' or '.join(choices)}", (dotted,))
+        if elsewhere := [name for name in registry.names(str(slot[-1])) if word in _settings_of(slot, name)]:
+            fault.cure = f"{' and '.join(elsewhere)} would know it, but no variant here has that {slot[-1]}"
+        yield fault
+
+
+def key_of(path: Path, keys: Iterable[str]) -> Path:
+    """Which of the dotted keys says what stands at `path`, and the rest of the path below it; () where none does."""
+    whole = path if path[:1] in {(section,) for section in SECTIONS} else ("model", *path)
+    near = [(at, key) for key in keys for at in [_path(key)] if at[: len(whole)] == whole[: len(at)]]
+    if not near:
+        return ()
+    at, key = max(near, key=lambda each: (len(each[0]) <= len(whole), len(each[0])))
+    return (key, *whole[len(at) :])
+
+
+def _path(dotted: str) -> Path:
     parts = tuple(dotted.split("."))
     return parts if parts[0] in SECTIONS else ("model", *parts)
 
@@ -144,23 +195,6 @@ def get(tree: Any, path: Path) -> Any:
     for key in path:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree
-
-
-def matches(tree: Tree, dotted: str, value: Any) -> bool:
-    """Whether the (resolved) tree has `value` at the path; a choice's name or a part of its settings is enough."""
-    path = full_path(dotted)
-    found = get(tree, path)
-    wanted = _named(value) if is_slot(path) else value
-    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
-        return all(found.get(key) == each for key, each in wanted.items())
-    return bool(found == _plain(wanted))
-
-
-def _plain(value: Any) -> Any:
-    """A count as the number it means, as settings hold it."""
-    from ablate.choice import _whole
-
-    return _whole(value) if isinstance(value, str) else value
 
 
 def label(combination: Mapping[str, Any]) -> str:
@@ -178,28 +212,3 @@ def text(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return str(value)
-
-
-def unknown_rules(tree: Tree, rules: list[dict[str, Any]]) -> Iterator[SettingsError]:
-    """Paths in `exclude` whose setting does not exist."""
-    for i, rule in enumerate(rules):
-        for path in rule:
-            section, *rest = full_path(path)
-            if rest and rest[0] not in tree[str(section)]:
-                yield unknown(str(rest[0]), tree[str(section)], "setting", ("exclude", i, path))
-
-
-def never_applicable(tree: Tree, axes: Axes, others: list[Tree]) -> Iterator[SettingsError]:
-    """Axes whose setting exists in no choice of the grid."""
-    for path in axes.values:
-        if not _inside_slot(path):
-            continue
-        parts = full_path(path)
-        depth = next(n for n in range(1, len(parts)) if is_slot(parts[:n]))
-        slot = str(parts[depth - 1])
-        trees = [tree, *others, *(overlay(tree, {slot: value}) for value in axes.values.get(slot, []))]
-        if not any(_has_setting(each, path) for each in trees):
-            names = sorted({str(get(each, (*parts[:depth], "name"))) for each in trees})
-            known = {f for n in names for f in registry.config_class(slot, n).model_fields} - {"name"}
-            fault = unknown(str(parts[depth]), known, f"setting of {slot} {' or '.join(names)}", ("vary", path))
-            yield fault

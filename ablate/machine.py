@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 
 import ablate
+from ablate.choice import SettingsError
 
 
 def available_threads() -> int:
@@ -33,13 +34,13 @@ def _cgroup_quota() -> float | None:
 
 
 def find_device(wanted: str) -> str:
-    """`cpu` or `cuda`. Asked through NVML, so that this process never touches a GPU. Raises ValueError."""
+    """`cpu` or `cuda`. Asked through NVML, so that this process never touches a GPU. Raises `SettingsError`."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     import torch
 
     there = wanted != "cpu" and torch.cuda.is_available()
     if wanted == "cuda" and not there:
-        raise ValueError("no CUDA device is available here")
+        raise SettingsError((), "no CUDA device is available here", "leave --device out, or give --device cpu")
     return "cuda" if there else "cpu"
 
 

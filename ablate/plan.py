@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ablate.batches import check_corpus
 from ablate.choice import Faults, SettingsError
 from ablate.cost import Cost, cache_bytes, cache_bytes_per_token, cost, training_bytes
-from ablate.document import Document, told
+from ablate.document import told
 from ablate.experiment import Experiment, Variant
 from ablate.meta import on_meta
 from ablate.model import Transformer
@@ -86,22 +88,25 @@ def _matmul_flops_per_second() -> float:
 def check(experiment: Experiment) -> None:
     """Whatever would only fail later: data too short for a step, a model that cannot be built. Raises `FileFaults`.
 
-    Every model is built once without memory.
+    Every model is built once without memory, and its cost reckoned.
     """
-    found = Document(experiment.file, {}, {})
-    faults: list[SettingsError] = []
-    for variant in experiment.variants:
-        try:
-            check_corpus(experiment.corpus(variant), variant.settings.train)
-        except SettingsError as fault:
-            faults.append(fault)
-        try:
-            on_meta(lambda model=variant.settings.model: Transformer(model))  # type: ignore[misc]
-        except Exception as error:
-            message = f"variant {variant.name} cannot be built: {type(error).__name__}: {error}"
-            faults.append(SettingsError((), message))
+    faults = [fault for variant in experiment.variants for fault in _faults(experiment, variant)]
     if faults:
-        raise told(found, Faults({fault.message: fault for fault in faults}.values()))
+        raise told(experiment.found, Faults({fault.message: fault for fault in faults}.values()))
+
+
+def _faults(experiment: Experiment, variant: Variant) -> Iterator[SettingsError]:
+    try:
+        check_corpus(experiment.corpus(variant), variant.settings.train)
+    except SettingsError as fault:
+        yield fault
+    try:
+        on_meta(lambda: Transformer(variant.settings.model))
+        _variant_plan(variant, None)
+    except Exception as error:  # a user's own choice may raise whatever it likes
+        place = ("variants", variant.name) if variant.name in experiment.source.get("variants", {}) else ()
+        message = f"variant {variant.name} cannot be built: {type(error).__name__}: {error}"
+        yield SettingsError(place, message, "the fault is in the code of one of its choices")
 
 
 def document(experiment: Experiment, plans: list[VariantPlan], machine: dict[str, Any], command: str) -> dict[str, Any]:
@@ -113,8 +118,8 @@ def document(experiment: Experiment, plans: list[VariantPlan], machine: dict[str
         "schema": 1,
         "name": experiment.name,
         "question": experiment.question,
-        "file": experiment.file.replace("\\", "/").rpartition("/")[2],
-        "command": command,
+        "file": _text(experiment.file.replace("\\", "/").rpartition("/")[2]),
+        "command": _text(command),
         "resolved": experiment.source,
         "seeds": experiment.seeds,
         "counts": experiment.counts,
@@ -139,6 +144,11 @@ def document(experiment: Experiment, plans: list[VariantPlan], machine: dict[str
         ],
         "invalid": [{"variant": each.name, "reason": each.reason} for each in experiment.invalid],
     }
+
+
+def _text(said: str) -> str:
+    """A word of the command line as text, also where the locale knew no better than to hand on its bytes."""
+    return os.fsencode(said).decode("utf-8", "replace")
 
 
 def _cache_curve(variant: Variant) -> list[list[int]]:

@@ -60,7 +60,6 @@ class Options:
     device: str
     threads: int
     workers: int = 1
-    retry_failed: bool = False
     fail_fast: bool = False
 
 

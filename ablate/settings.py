@@ -150,7 +150,7 @@ class TrainSettings(Settings):
     label_smoothing: Rate = Field(0.0, description="of the training loss; held-out losses are without")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="fp32, or bf16 autocast over fp32 weights")
     eval_every: Count | None = Field(None, description="steps between evaluations; a tenth of the run unless given")
-    eval_tokens: Count | None = Field(131_072, description="held-out tokens of an evaluation; null for all of them")
+    eval_tokens: Count | None = Field(65_536, description="held-out tokens of an evaluation; null for all of them")
     threads: Count | None = Field(None, description="CPU threads; what this process may use unless given")
     deterministic: bool = Field(False, description="refuse operators whose result varies from run to run")
     max_seconds: Real | None = Field(None, gt=0, description="the trial is ended as `timeout` after this")

@@ -77,7 +77,7 @@ def main(job: Job, connection: Connection) -> None:
     torch.set_num_threads(job.threads)
     if job.device == "cpu":
         memory.limit_to_available()
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(ConnectionError):
         perform(job, Reporter(connection), begin)
 
 
@@ -116,7 +116,7 @@ class Trial:
     def run(self) -> Outcome:
         """All phases of the job, until one ends it."""
         self.reporter.phase("setup")
-        memory.reset_peaks(self.device)
+        memory.reset_peak_rss()
         self.settings = typed(self.job.settings)
         if self.settings.train.deterministic:
             os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"

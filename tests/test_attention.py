@@ -199,3 +199,14 @@ def test_the_default_widths_of_mla_suit_every_scheme(n_heads: int) -> None:
 @pytest.mark.parametrize(("n_heads", "kv_heads"), [(1, 1), (4, 1), (6, 1), (7, 1), (8, 2), (9, 1), (32, 8), (12, 3)])
 def test_default_groups_come_out_even(n_heads: int, kv_heads: int) -> None:
     assert tiny(attention="gqa", n_heads=n_heads, d_model=8 * n_heads).attention.n_kv_heads == kv_heads
+
+
+def test_padding_values_for_a_kernel_changes_nothing() -> None:
+    from ablate.attention._scores import as_defined
+
+    q, k, v = (torch.randn(2, 4, 7, width, dtype=torch.float64) for width in (12, 12, 8))
+    padded = attend(q, k, v, causal=True)
+    with as_defined():
+        plain = attend(q, k, v, causal=True)
+    assert padded.shape == (2, 4, 7, 8)
+    torch.testing.assert_close(padded, plain, rtol=0, atol=1e-12)

@@ -16,7 +16,7 @@ from typing import ClassVar, Self
 
 from torch import nn
 
-from ablate.attention._cache import Cache as Cache
+from ablate.cache import Cache as Cache
 from ablate.attention._scores import attend as attend
 from ablate.choice import Choice, SettingsError, Shape
 

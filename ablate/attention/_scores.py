@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+_pads = True
+
+
+@contextmanager
+def as_defined() -> Iterator[None]:
+    """Within it values keep their width, so that a counter sees the architecture's own products and nothing more."""
+    global _pads
+    before, _pads = _pads, False
+    try:
+        yield
+    finally:
+        _pads = before
 
 
 def attend(
@@ -22,12 +38,18 @@ def attend(
 
     Head h reads key head h // (H // Hk). The last query stands at the last key. `bias` `(H, Tq, Tk)` is added to the
     scaled scores. `mask` `(B, Tk)` is True where a key is real; a query that sees no key gets zeros, never NaN.
+
+    Values narrower than keys are padded with zeros and cut back: fused kernels take only one width, and the unfused path costs
+    far more than the zeros.
     """
+    width, missing = v.shape[-1], k.shape[-1] - v.shape[-1]
+    if missing > 0 and _pads:
+        v = F.pad(v, (0, missing))
     n_queries, n_keys = q.shape[-2], k.shape[-2]
     hides = causal and n_queries > 1
     plain = bias is None and mask is None and (not hides or n_queries == n_keys)
     allowed = None if plain else _allowed(n_queries, n_keys, hides, bias, mask, q)
-    return F.scaled_dot_product_attention(
+    mixed = F.scaled_dot_product_attention(
         q,
         k,
         v,
@@ -37,6 +59,7 @@ def attend(
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
+    return mixed[..., :width]
 
 
 def _allowed(

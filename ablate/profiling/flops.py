@@ -8,15 +8,17 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from ablate.attention._scores import as_defined
+
 aten = torch.ops.aten
 
 
 def count_flops(work: Callable[[], Any]) -> int:
     """FLOPs of the matrix products in `work`, backward ones included, attention on the CPU and grouped products too.
 
-    torch's own counter takes those for nothing.
+    torch's own counter takes those for nothing. Zeros that only suit a kernel are left out of the work.
     """
-    with FlopCounterMode(display=False, custom_mapping=_MISSING) as counter:
+    with as_defined(), FlopCounterMode(display=False, custom_mapping=_MISSING) as counter:
         work()
     return int(counter.get_total_flops())
 

@@ -17,12 +17,8 @@ import torch
 from torch import nn
 
 
-def reset_peaks(device: torch.device) -> None:
-    """Let peaks count from here on; what is live now stays in them."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return
-    # Where this cannot be done, the peak counts from the start of the process.
+def reset_peak_rss() -> None:
+    """Let the peak of the resident set count from here on; where that cannot be done, it counts from the start."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 

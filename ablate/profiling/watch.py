@@ -77,7 +77,7 @@ class Watch:
         """From here on steps count."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-            memory.reset_peaks(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
         self._joules = self._meter.joules()
 
     def _joules_per_token(self, steps: int) -> float | None:

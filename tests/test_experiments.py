@@ -1,0 +1,87 @@
+"""Every experiment file in the repository runs, shrunk to a few steps, and gives a report; so does every command of the README."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import ablate
+from ablate.cli import main
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "experiments").glob("*.yaml"))
+SHRUNK = {
+    "baseline.d_model": "32",
+    "baseline.n_layers": "1",
+    "baseline.max_seq_len": "32",
+    "train.steps": "2",
+    "train.seq_len": "16",
+    "train.batch_tokens": "64",
+    "train.warmup_steps": "1",
+    "train.eval_every": "1",
+    "train.eval_tokens": "64",
+    "train.threads": "1",
+    "seeds": "1",
+    "profile": "{prefill: {tokens: [8]}, decode: {context: [8], new_tokens: 4}, rounds: 1}",
+}
+SETS = [part for key, value in SHRUNK.items() for part in ("--set", f"{key}={value}")]
+
+
+def ablate_command(*arguments: str) -> Result:
+    """In this process, in the folder that the README speaks of."""
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_experiment_runs(file: Path, tmp_path: Path) -> None:
+    places = ("--results", str(tmp_path / "results"), "--reports", str(tmp_path / "reports"))
+    done = ablate_command("run", f"experiments/{file.name}", *SETS, *places, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    results = ablate.load(tmp_path / "results" / file.stem)
+    assert set(results.trials["status"]) == {"ok"}
+    measured = results.trials["kv_cache_bytes_measured"]
+    assert (measured == results.trials["kv_cache_bytes_per_token"] * (8 + 4)).all()
+    assert (tmp_path / "reports" / file.stem / "report.md").is_file()
+
+
+def readme_commands() -> list[str]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = [line.strip() for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    return [line for line in lines if line.startswith("python -m ablate")]
+
+
+def test_the_readme_has_commands() -> None:
+    assert len(readme_commands()) >= 5
+
+
+def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
+    """In the README's order, over one folder of results, shrunk; `ui` has tests of its own."""
+    for line in readme_commands():
+        verb, *rest = shlex.split(line)[3:]
+        if verb == "ui":
+            continue
+        rest = [word.replace("results/", f"{tmp_path}/results/") for word in rest]
+        extra = [*SETS] if verb in ("run", "status", "describe") else []
+        extra += ["--reports", str(tmp_path / "reports")] if verb in ("run", "report") else []
+        extra += ["--results", str(tmp_path / "results")] if verb != "describe" else []
+        done = ablate_command(verb, *rest, *extra)
+        assert done.exit_code == 0, line + done.output
+
+
+def test_the_readmes_experiment_is_right(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    file = tmp_path / "attention.yaml"
+    file.write_text(block.replace("path: my_corpus/", ""), encoding="utf-8")
+    done = ablate_command("plan", str(file), "--results", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    assert "5 planned" in done.output

@@ -1,0 +1,293 @@
+"""Whole runs over real processes: what ends badly is a row, the rest is complete, and nothing is done twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import pytest
+from click.testing import CliRunner
+
+import ablate
+from ablate.child import explain
+from ablate.cli import main
+from ablate.results import Results
+
+TINY = """
+name: tiny
+question: Does it run?
+baseline: {preset: llama, d_model: 16, n_layers: 1, n_heads: 2, max_seq_len: 16}
+variants:
+%s
+seeds: 1
+data: {name: random_tokens, vocab_size: 11, train_tokens: 4000, validation_tokens: 500}
+train: {steps: 6, batch_tokens: 32, lr: 1e-3, eval_every: 3, threads: 1}
+profile: {decode: {context: [8], new_tokens: 4}}
+"""
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "ablate", "run", "tiny.yaml", "--device", "cpu", *arguments]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str]:
+    """In this process, whose imports and server of children serve all tests."""
+    places = ("--results", str(folder / "results"), "--reports", str(folder / "reports"))
+    done = CliRunner().invoke(main, ["run", str(folder / "tiny.yaml"), "--device", "cpu", *places, *arguments])
+    return done.exit_code, done.output
+
+
+def write(folder: Path, *variants: str) -> None:
+    lines = "\n".join(f"  {each}" for each in variants) or "  {}"
+    (folder / "tiny.yaml").write_text(TINY % lines, encoding="utf-8")
+
+
+def rows(folder: Path) -> pd.DataFrame:
+    return ablate.load(folder / "results/tiny").trials.set_index("variant")
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[str]]]:
+    """Runs that a test starts; none of them outlives it."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 120) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it never happened")
+
+
+def trial_process(run_pid: int, folder: Path, variant: str) -> psutil.Process | None:
+    """The process of the variant's trial once it trains: the newest descendant, found through its parent's own word."""
+    running = folder / "results/tiny/running.json"
+    try:
+        said = json.loads(running.read_text(encoding="utf-8"))["trials"]
+    except (OSError, ValueError):
+        return None
+    if said != [f"{variant} seed 0"]:
+        return None
+    children = psutil.Process(run_pid).children(recursive=True)
+    return max(children, key=lambda child: child.create_time()) if len(children) >= 3 else None
+
+
+def test_what_ends_badly_is_a_row_and_the_rest_is_complete(
+    tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    write(
+        tmp_path,
+        "huge: {d_model: 200000}",
+        "wild: {train: {lr: 1e30, grad_clip: null, optimizer: sgd}}",
+        "victim: {train: {steps: 1000000}}",
+        "gqa: {attention: {name: gqa, n_kv_heads: 1}}",
+    )
+    process = start(tmp_path)
+    processes.append(process)
+    victim = wait_for(lambda: trial_process(process.pid, tmp_path, "victim"))
+    victim.kill()
+    output, _ = process.communicate(timeout=300)
+
+    trials = rows(tmp_path)
+    assert trials["status"].to_dict() == {
+        "baseline": "ok",
+        "huge": "oom",
+        "wild": "diverged",
+        "victim": "killed",
+        "gqa": "ok",
+    }, output
+    assert process.returncode == 1
+    assert "signal 9" in trials.loc["victim", "reason"]
+    assert trials.loc["wild", "diverged_step"] >= 1
+    assert trials["val_loss"].notna().to_dict()["gqa"]
+    for log in trials["log"]:
+        assert (tmp_path / "results/tiny" / log).is_file()
+    report = (tmp_path / "reports/tiny/report.md").read_text(encoding="utf-8")
+    assert "## Failures" in report
+    assert "signal 9" in report
+
+
+def test_again_does_nothing_and_a_failure_is_repeated_only_when_asked(tmp_path: Path) -> None:
+    write(tmp_path, "wild: {train: {lr: 1e30, grad_clip: null, optimizer: sgd}}")
+    assert run(tmp_path)[0] == 1
+    first = rows(tmp_path)
+
+    status, output = run(tmp_path)
+    assert status == 1
+    assert "nothing to train" in output
+    pd.testing.assert_frame_equal(rows(tmp_path), first)
+
+    status, output = run(tmp_path, "--retry-failed")
+    assert rows(tmp_path)["attempts"].to_dict() == {"baseline": 1, "wild": 2}
+
+
+def test_a_new_profile_profiles_and_trains_nothing(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert run(tmp_path)[0] == 0
+    before = ablate.load(tmp_path / "results/tiny")
+    status, output = run(tmp_path, "--set", "profile.decode.context=[4]")
+    after = ablate.load(tmp_path / "results/tiny")
+    assert status == 0, output
+    assert after.trials["trial_id"].equals(before.trials["trial_id"])
+    assert after.trials["val_loss"].equals(before.trials["val_loss"])
+    assert after.trials["step_seconds_p50"].equals(before.trials["step_seconds_p50"]), "training was measured anew"
+    assert after.trials["started_at"].equals(before.trials["started_at"])
+    assert list(after.trials["attempts"]) == [2]
+    assert set(before.profiles["context"]) == {8}
+    assert set(after.profiles["context"]) == {4}
+    assert after.curves.equals(before.curves)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_says_so_and_goes_on_next_time(
+    tmp_path: Path, processes: list[subprocess.Popen[str]], number: signal.Signals, status: int
+) -> None:
+    write(tmp_path, "long: {train: {steps: 1000000}}", "gqa: {attention: {name: gqa, n_kv_heads: 1}}")
+    process = start(tmp_path)
+    processes.append(process)
+    child = wait_for(lambda: trial_process(process.pid, tmp_path, "long"))
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == status, output
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert rows(tmp_path)["status"].to_dict() == {"baseline": "ok", "long": "interrupted"}
+    assert (tmp_path / "reports/tiny/report.md").is_file()
+    assert not (tmp_path / "results/tiny/running.json").exists()
+
+    assert run(tmp_path, "--set", "train.max_seconds=5")[0] == 1
+    assert rows(tmp_path)["status"].to_dict() == {"baseline": "ok", "long": "timeout", "gqa": "ok"}
+    assert rows(tmp_path)["attempts"].to_dict() == {"baseline": 1, "long": 2, "gqa": 1}
+
+
+def test_fail_fast_starts_nothing_more(tmp_path: Path) -> None:
+    write(tmp_path, "wild: {train: {lr: 1e30, grad_clip: null, optimizer: sgd}}", "gqa: {attention: gqa}")
+    assert run(tmp_path, "--fail-fast")[0] == 1
+    assert rows(tmp_path)["status"].to_dict() == {"baseline": "ok", "wild": "diverged"}
+
+
+def test_workers_share_the_work(tmp_path: Path) -> None:
+    write(tmp_path, "gqa: {attention: {name: gqa, n_kv_heads: 1}}", "mqa: {attention: mqa}")
+    status, output = run(tmp_path, "--workers", "2", "--set", "seeds=2")
+    assert status == 0, output
+    results = ablate.load(tmp_path / "results/tiny")
+    assert list(results.trials["status"]) == ["ok"] * 6
+    assert results.trials.groupby("seed")["batch_order_hash"].nunique().to_dict() == {0: 1, 1: 1}
+    assert results.trials["batch_order_hash"].nunique() == 2
+
+
+ZEROS = '''"""Attention that mixes nothing."""
+
+from torch import nn
+
+from ablate.attention import AttentionChoice
+
+
+class Nothing(nn.Module):
+    def __init__(self, d_model):
+        super().__init__()
+        self.out = nn.Linear(d_model, d_model)
+
+    def forward(self, x, position, start, mask=None, cache=None):
+        %s
+        return self.out(x)
+
+    def new_cache(self, batch, tokens, dtype, device):
+        from ablate.cache import Cache
+
+        return Cache((batch, tokens, 0), dtype=dtype, device=device)
+
+
+class Config(AttentionChoice):
+    offers = frozenset({"rotate"})
+
+    def build(self, shape):
+        return Nothing(shape.d_model)
+'''
+
+
+def test_a_choice_of_ones_own_runs_by_path_and_by_dotted_name(
+    tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    (tmp_path / "my_lab").mkdir()
+    (tmp_path / "my_lab/nothing.py").write_text(ZEROS % "pass", encoding="utf-8")
+    write(tmp_path, "path: {attention: my_lab/nothing.py}", "dotted: {attention: my_lab.nothing}")
+    process = start(tmp_path)
+    processes.append(process)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    trials = rows(tmp_path)
+    assert list(trials["status"]) == ["ok"] * 3
+    assert trials.loc["path", "val_loss"] == trials.loc["dotted", "val_loss"]
+    assert trials["flops_per_token"].isna().to_dict() == {"baseline": False, "path": True, "dotted": True}
+
+
+FAULTS = {
+    "raises": ("raise KeyError('gone')", "crashed", "KeyError"),
+    "nan": ("x = x * float('nan')", "diverged", "step 1"),
+    "shape": ("x = x[:, :-1]", "crashed", "RuntimeError"),
+    "aborts": ("import os; os.abort()", "killed", "SIGABRT"),
+    "leaves": ("import os; os._exit(3)", "crashed", "exit status 3"),
+}
+
+
+def test_a_choice_of_ones_own_that_fails_is_a_row(tmp_path: Path) -> None:
+    for name, (fault, _, _) in FAULTS.items():
+        (tmp_path / f"{name}.py").write_text(ZEROS % fault, encoding="utf-8")
+    write(tmp_path, *(f"{name}: {{attention: {tmp_path / name}.py}}" for name in FAULTS))
+    code, output = run(tmp_path)
+    assert code == 1, output
+    trials = rows(tmp_path)
+    assert trials["status"].to_dict() == {"baseline": "ok"} | {name: fault[1] for name, fault in FAULTS.items()}
+    for name, (_, _, word) in FAULTS.items():
+        assert word in trials.loc[name, "reason"]
+
+
+def test_exit_codes_are_explained() -> None:
+    assert explain(-signal.SIGSEGV, "train", memory_was_short=False) == ("killed", "train", "signal 11 (SIGSEGV)")
+    assert explain(-signal.SIGKILL, "train", memory_was_short=True)[0] == "oom"
+    assert explain(-signal.SIGKILL, "train", memory_was_short=False)[2].endswith("probably host memory")
+    assert explain(0, "profile", memory_was_short=False)[:2] == ("crashed", "profile")
+
+
+def mlflow_runs(folder: Path) -> dict[str, dict[str, Any]]:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder / 'results/mlflow.db'}")
+    experiment = client.get_experiment_by_name("tiny")
+    assert experiment is not None
+    found = client.search_runs([experiment.experiment_id])
+    return {run.data.tags["ablate.trial_id"]: run.data.metrics | {"status": run.info.status} for run in found}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_mirrors_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    write(tmp_path, "gqa: {attention: {name: gqa, n_kv_heads: 1}}")
+    assert run(tmp_path, "--set", "seeds=2")[0] == 0
+    trials: Results = ablate.load(tmp_path / "results/tiny")
+    mirrored = mlflow_runs(tmp_path)
+    assert set(mirrored) == set(trials.trials["trial_id"])
+    for row in trials.trials.to_dict("records"):
+        assert mirrored[row["trial_id"]]["val_loss"] == row["val_loss"]
+        assert mirrored[row["trial_id"]]["kv_cache_bytes_per_token"] == row["kv_cache_bytes_per_token"]
+        assert mirrored[row["trial_id"]]["status"] == "FINISHED"
+    whole = pd.read_parquet(tmp_path / "results/tiny/trials")
+    assert sorted(whole["trial_id"]) == sorted(trials.trials["trial_id"])
+    assert os.listdir(tmp_path / "results/tiny/trials")
