@@ -11,7 +11,8 @@ import nox
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["lint", "types", "tests"]
 
-# torch and MLflow weigh two gigabytes, so that sessions share one environment, and install only when what it holds has changed.
+# torch and MLflow weigh two gigabytes, so that sessions share one environment, and install only when what it holds
+# has changed.
 SHARED = ".nox/ablate"
 ASKS = ("pyproject.toml", "constraints.txt")
 

@@ -1,6 +1,7 @@
 """What does a transformer's architecture choice buy, and what does it cost?
 
-`ablate.load(folder)` reads results, `ablate.Experiment.from_file(path)` an experiment, `ablate.build(settings)` makes a model.
+`ablate.load(folder)` reads results, `ablate.Experiment.from_file(path)` an experiment, `ablate.build(settings)` makes
+a model.
 """
 
 from __future__ import annotations

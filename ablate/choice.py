@@ -1,4 +1,4 @@
-"""What every choice of every slot has in common: typed settings, the shape it is built into, and how faults are told."""
+"""What every choice of every slot has in common: typed settings, a shape, and the way faults are told."""
 
 from __future__ import annotations
 
@@ -79,9 +79,7 @@ class Shape:
 class Settings(BaseModel):
     """Typed settings that refuse what they do not know."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class Choice(Settings):
@@ -150,7 +148,7 @@ def unknown(word: str, known: Iterable[str], what: str, path: Path) -> SettingsE
     return SettingsError(path, f"unknown {what} '{word}'", cure)
 
 
-_AMBIGUOUS = {
-    name: "write n_kv_heads, the number of key/value heads (never a group size)"
-    for name in ("n_kv_groups", "n_groups", "kv_groups", "num_kv_groups", "n_query_groups", "group_size")
-}
+_AMBIGUOUS = dict.fromkeys(
+    ("n_kv_groups", "n_groups", "kv_groups", "num_kv_groups", "n_query_groups", "group_size"),
+    "write n_kv_heads, the number of key/value heads (never a group size)",
+)

@@ -17,6 +17,14 @@ from typing import Any
 
 import click
 
+
+def _text(word: str) -> str:
+    """A word that is no path."""
+    from ablate.document import as_text
+
+    return as_text(word)
+
+
 FILE = click.argument("file")
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
 RESULTS = click.option(
@@ -25,7 +33,9 @@ RESULTS = click.option(
 REPORTS = click.option(
     "--reports", type=click.Path(path_type=Path), default=Path("reports"), show_default=True, help="Folder of reports."
 )
-SET = click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting of the file.")
+SET = click.option(
+    "--set", "sets", type=_text, multiple=True, metavar="KEY=VALUE", help="Change a setting of the file."
+)
 DEVICE = click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to compute."
 )
@@ -217,7 +227,7 @@ def list_(slot: str | None, as_json: bool) -> int:
 
 @main.command()
 @click.argument("target")
-@click.option("--variant", help="One variant of an experiment's file.")
+@click.option("--variant", type=_text, metavar="NAME", help="One variant of an experiment's file.")
 @SET
 @JSON
 @command

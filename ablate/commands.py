@@ -57,10 +57,11 @@ class Ran:
 
 
 def read(wanted: Wanted) -> Experiment:
-    """The checked experiment. Raises `FileFaults`."""
+    """The experiment, every variant checked. Raises `FileFaults`."""
+    from ablate import plan
     from ablate.experiment import Experiment
 
-    return Experiment.from_file(wanted.file, wanted.sets, wanted.max_trials)
+    return plan.checked(Experiment.from_file(wanted.file, wanted.sets, wanted.max_trials))
 
 
 def run(wanted: Wanted, console: Console) -> Ran:
@@ -73,7 +74,6 @@ def run(wanted: Wanted, console: Console) -> Ran:
     experiment = read(wanted)
     device = machine.find_device(wanted.device)
     threads = max(1, machine.available_threads() // wanted.workers)
-    plan.check(experiment)
     plans = plan.plan(experiment, timed=False)
     store = Store(wanted.results / experiment.name, create=True)
     store.write_experiment(plan.document(experiment, plans, machine.facts(device, threads), wanted.command()))
@@ -143,7 +143,6 @@ def plan_facts(wanted: Wanted) -> dict[str, Any]:
     experiment = read(wanted)
     device = machine.find_device(wanted.device)
     threads = max(1, machine.available_threads() // wanted.workers)
-    plan.check(experiment)
     plans = plan.plan(experiment)
     queue = {trial.trial_id for trial in experiment.trials(device, threads)}
     done = set()
@@ -255,13 +254,10 @@ def describe_preset(name: str) -> dict[str, Any]:
 
 def describe_variants(wanted: Wanted, only: str | None) -> dict[str, Any]:
     """The shapes and costs, stage by stage, of an experiment's variants, or of one of them. Raises `FileFaults`."""
-    from ablate import plan
-
     experiment = read(wanted)
     known = [variant.name for variant in experiment.variants]
     if only is not None and only not in known:
         raise document.FileFaults([f"{wanted.file}: no variant '{only}'\n  known: {', '.join(known)}"])
-    plan.check(experiment)
     variants = [v for v in experiment.variants if only in (None, v.name)]
     facts = [{"variant": v.name, **_model_facts(v.settings.model, v.settings.train.length)} for v in variants]
     return {"name": experiment.name, "variants": facts}

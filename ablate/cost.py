@@ -1,6 +1,7 @@
 """What a variant costs, reckoned from its settings alone: parameters, FLOPs, KV cache, memory. Nothing is built.
 
-FLOPs are those of matrix products, a multiply-add counted as two; looking up an embedding costs none, the output head counts.
+FLOPs are those of matrix products, a multiply-add counted as two; looking up an embedding costs none, the output head
+counts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ BYTES = {"fp32": 4, "bf16": 2}
 
 @dataclass(frozen=True)
 class Cost:
-    """Parameters of a variant and the FLOPs of one token in a forward pass; `flops` by term, None where a choice does not say."""
+    """Parameters of a variant and the FLOPs of a token's forward pass, by term; None where a choice does not say."""
 
     params_total: int
     params_active: int
@@ -36,7 +37,7 @@ class Cost:
 
 
 def cost(settings: ModelSettings, tokens: int, *, discount: bool = True) -> Cost:
-    """The cost at sequences of `tokens` tokens. Without the discount every query is charged for every key, as counters do."""
+    """The cost at sequences of `tokens` tokens. Without `discount` a query pays for every key, as counters have it."""
     total = active = 0
     for layer, times in settings.distinct_layers():
         shape = settings.shape
@@ -59,7 +60,7 @@ def cost(settings: ModelSettings, tokens: int, *, discount: bool = True) -> Cost
 
 
 def stages(settings: ModelSettings, tokens: int) -> list[dict[str, Any]]:
-    """The way of a token through the model, stage by stage: output shape, parameters, FLOPs a token, cached numbers a token."""
+    """The way of a token through the model: output shape, parameters, FLOPs and cached numbers of each stage."""
     shape = settings.shape
     table = shape.vocab_size * shape.d_model
     stream = f"(B, T, {shape.d_model})"
@@ -134,7 +135,8 @@ def cache_bytes_per_token(settings: ModelSettings, precision: str) -> int | None
 def training_bytes(settings: ModelSettings, params_total: int, sequences: int, tokens: int) -> int:
     """A rough prediction of training's memory: weights, gradients and Adam's state in float32, and what backward keeps.
 
-    Of activations some 16 d_model numbers a layer and token are reckoned, the feed-forward's share by its parameters, and three copies of the logits.
+    Of activations some 16 d_model numbers a layer and token are reckoned, the feed-forward's share by its parameters,
+    and three copies of the logits.
     """
     shape = settings.shape
     kept = sum(

@@ -23,7 +23,7 @@ from ruamel.yaml.tag import Tag
 
 from ablate.choice import Faults, Path, SettingsError
 
-_NAME = re.compile(r"\w[\w.\-]{0,99}")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
 _LARGEST, _DEEPEST = 100_000, 60
 
 
@@ -78,6 +78,11 @@ def printable(message: str) -> str:
     return line if len(line) <= 500 else f"{line[:500]}…"
 
 
+def as_text(word: str) -> str:
+    """A word of the command line as text, also where the locale knew no better than to hand on its bytes."""
+    return word.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def read(path: str | File) -> Document:
     """The file as a document. Raises `FileFaults`."""
     file = str(path)
@@ -94,11 +99,11 @@ def read(path: str | File) -> Document:
 
 
 def experiment_name(document: Document) -> str:
-    """The name of an experiment and its folder of results; the file's own where it gives none. Raises `FileFaults`."""
+    """The name of an experiment, which a folder has too; its file's where it gives none. Raises `FileFaults`."""
     name = document.data.get("name", File(document.file).stem)
     if isinstance(name, str) and _NAME.fullmatch(name):
         return name
-    cure = "give it a `name` of letters, digits, '.', '-' and '_', for a folder has it too"
+    cure = "give it a `name` of the letters A to z, digits, '.', '-' and '_': a folder has it too"
     raise told(document, _fault(("name",), f"{name!r} cannot be the name of an experiment", cure))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path as File
 from typing import Annotated, Any, Literal, TypeVar
@@ -159,6 +159,17 @@ class Experiment:
     def corpus(self, variant: Variant) -> Corpus:
         """The tokens of a variant."""
         return variant.corpus
+
+    def is_named(self, variant: str) -> bool:
+        """Whether the file gives the variant its name, as it does not to combinations of axes."""
+        return variant == BASELINE or variant in self.source.get("variants", {})
+
+    def without(self, reasons: Mapping[str, str]) -> Experiment:
+        """The experiment in which some combinations are invalid, by their names."""
+        variants = [variant for variant in self.variants if variant.name not in reasons]
+        invalid = [*self.invalid, *(Invalid(name, reason) for name, reason in reasons.items())]
+        sizes = {"invalid": len(invalid), "planned": len(variants), "trials": len(variants) * len(self.seeds)}
+        return replace(self, variants=variants, invalid=invalid, counts={**self.counts, **sizes})
 
     def plug_ins(self) -> list[str]:
         """The user's own code that the experiment names."""

@@ -1,7 +1,7 @@
 """How weights are drawn before training.
 
-Each matrix has a generator of its own, seeded by the trial's seed and the parameter's name: what two variants have in common starts
-from the same numbers, whatever else differs.
+Each matrix has a generator of its own, seeded by the trial's seed and the parameter's name: what two variants have in
+common starts from the same numbers, whatever else differs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _seed_of(seed: int, name: str) -> int:
 
 def _parts(module: nn.Linear | nn.Embedding) -> tuple[Tensor, ...]:
     if isinstance(module, PackedLinear):
-        return module.weight.detach().split(module.parts)
+        return tuple(torch.split(module.weight.detach(), module.parts))
     return (module.weight.detach(),)
 
 

@@ -80,8 +80,8 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Logits of every position.
 
-        `attention_mask` `(B, keys)` is True (or 1) where a token is real. With a `cache` the tokens follow those in it, and are
-        appended.
+        `attention_mask` `(B, keys)` is True (or 1) where a token is real. With a `cache` the tokens follow those in
+        it, and are appended.
         """
         start = cache.length if cache else 0
         mask = None if attention_mask is None else attention_mask.bool()

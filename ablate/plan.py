@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 from ablate.batches import check_corpus
 from ablate.choice import Faults, SettingsError
 from ablate.cost import Cost, cache_bytes, cache_bytes_per_token, cost, training_bytes
-from ablate.document import told
+from ablate.document import as_text, told
 from ablate.experiment import Experiment, Variant
 from ablate.meta import on_meta
 from ablate.model import Transformer
@@ -85,14 +84,17 @@ def _matmul_flops_per_second() -> float:
     return 2 * n**3 * rounds / max(1e-9, time.perf_counter() - start)
 
 
-def check(experiment: Experiment) -> None:
-    """Whatever would only fail later: data too short for a step, a model that cannot be built. Raises `FileFaults`.
+def checked(experiment: Experiment) -> Experiment:
+    """The experiment after what only building shows: data too short for a step, a model or a cost that fails.
 
-    Every model is built once without memory, and its cost reckoned.
+    Every model is built once without memory. What is wrong with the baseline or a named variant raises `FileFaults`;
+    a combination is left out as invalid, with the reason.
     """
-    faults = [fault for variant in experiment.variants for fault in _faults(experiment, variant)]
-    if faults:
-        raise told(experiment.found, Faults({fault.message: fault for fault in faults}.values()))
+    found = {variant.name: list(_faults(experiment, variant)) for variant in experiment.variants}
+    alone = [fault for name, faults in found.items() if experiment.is_named(name) for fault in faults]
+    if alone:
+        raise told(experiment.found, Faults({fault.message: fault for fault in alone}.values()))
+    return experiment.without({name: "; ".join(f.message for f in faults) for name, faults in found.items() if faults})
 
 
 def _faults(experiment: Experiment, variant: Variant) -> Iterator[SettingsError]:
@@ -104,9 +106,8 @@ def _faults(experiment: Experiment, variant: Variant) -> Iterator[SettingsError]
         on_meta(lambda: Transformer(variant.settings.model))
         _variant_plan(variant, None)
     except Exception as error:  # a user's own choice may raise whatever it likes
-        place = ("variants", variant.name) if variant.name in experiment.source.get("variants", {}) else ()
         message = f"variant {variant.name} cannot be built: {type(error).__name__}: {error}"
-        yield SettingsError(place, message, "the fault is in the code of one of its choices")
+        yield SettingsError(("variants", variant.name), message, "the fault is in the code of one of its choices")
 
 
 def document(experiment: Experiment, plans: list[VariantPlan], machine: dict[str, Any], command: str) -> dict[str, Any]:
@@ -118,8 +119,8 @@ def document(experiment: Experiment, plans: list[VariantPlan], machine: dict[str
         "schema": 1,
         "name": experiment.name,
         "question": experiment.question,
-        "file": _text(experiment.file.replace("\\", "/").rpartition("/")[2]),
-        "command": _text(command),
+        "file": as_text(experiment.file.replace("\\", "/").rpartition("/")[2]),
+        "command": as_text(command),
         "resolved": experiment.source,
         "seeds": experiment.seeds,
         "counts": experiment.counts,
@@ -144,11 +145,6 @@ def document(experiment: Experiment, plans: list[VariantPlan], machine: dict[str
         ],
         "invalid": [{"variant": each.name, "reason": each.reason} for each in experiment.invalid],
     }
-
-
-def _text(said: str) -> str:
-    """A word of the command line as text, also where the locale knew no better than to hand on its bytes."""
-    return os.fsencode(said).decode("utf-8", "replace")
 
 
 def _cache_curve(variant: Variant) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""What a person sees while an experiment runs: a live line a running trial, or plain lines where there is no terminal."""
+"""What a person sees of a run: a live line for each running trial, or plain lines where there is no terminal."""
 
 from __future__ import annotations
 

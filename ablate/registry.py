@@ -17,10 +17,11 @@ from types import ModuleType
 from typing import Any
 
 from ablate import choice
-from ablate.catalogue import SLOTS, SOURCES, names, text
+from ablate.catalogue import SLOTS as SLOTS
+from ablate.catalogue import SOURCES as SOURCES
+from ablate.catalogue import names as names
+from ablate.catalogue import text
 from ablate.choice import Choice, Faults, SettingsError, unknown, validated
-
-__all__ = ["SLOTS", "SOURCES", "config_class", "configure", "is_foreign", "names", "slot_base", "source_sha256", "summary"]
 
 
 def summary(slot: str, name: str) -> str:

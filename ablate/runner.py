@@ -14,13 +14,14 @@ from multiprocessing.connection import wait
 from types import FrameType
 from typing import Any, Protocol
 
+import pandas as pd
 import psutil
 
 from ablate import child, machine
 from ablate.child import Child
 from ablate.experiment import Experiment, Trial
 from ablate.plan import VariantPlan
-from ablate.results import Store
+from ablate.results import Columns, Store
 from ablate.trial import Job
 
 _POLL_SECONDS = 0.5
@@ -161,7 +162,7 @@ class Run:
         task, running, started = self.running.pop(trial_id)
         status, phase, reason = running.end()
         row = self._row(task, running, started) | {"status": status, "phase": phase, "reason": reason}
-        curves = running.curves if "train" in task.phases else self.store.curves(trial_id).to_dict("list")
+        curves: Columns = running.curves if "train" in task.phases else _columns(self.store.curves(trial_id))
         self.store.write_trial(row, curves, running.profiles)
         self.stored(trial_id)
         self.watcher.finish(trial_id, status, _note(row))
@@ -202,6 +203,10 @@ class Run:
         for trial_id, (_, running, _) in list(self.running.items()):
             running.stop(("interrupted", running.phase, f"the run got {signal.Signals(number).name}"))
             self._finish(trial_id)
+
+
+def _columns(frame: pd.DataFrame) -> Columns:
+    return {str(name): list(values) for name, values in frame.items()}
 
 
 def running_now(store: Store) -> list[str]:

@@ -1,4 +1,4 @@
-"""A variant's settings, typed: the model, the training recipe, what is profiled. Everything that has a default has it here."""
+"""A variant's settings, typed: the model, the training recipe, what is profiled. Defaults have their home here."""
 
 from __future__ import annotations
 
@@ -308,9 +308,7 @@ def resolved(settings: VariantSettings, vocab_size: int = 1) -> VariantSettings:
         faults.append(SettingsError(("vocab_size",), message, f"leave it out, or give at least {vocab_size}"))
     updates: dict[str, Any] = {slot: _resolve(faults, getattr(model, slot), shape, (slot,)) for slot in LAYER_SLOTS}
     updates["layers"] = [
-        rule.model_copy(
-            update={s: _resolve(faults, getattr(rule, s), shape, ("layers", i, s)) for s in LAYER_SLOTS}
-        )
+        rule.model_copy(update={s: _resolve(faults, getattr(rule, s), shape, ("layers", i, s)) for s in LAYER_SLOTS})
         for i, rule in enumerate(model.layers)
     ]
     model = model.model_copy(update=updates)

@@ -119,7 +119,7 @@ class Learner:
             objective, plain = cross_entropy(forward(self.model, x, recipe.precision), y, recipe.label_smoothing)
             auxiliary = {f"aux_{name}": loss / recipe.accumulate for name, loss in self.auxiliary_losses().items()}
             total = sum(auxiliary.values(), objective / n_valid)
-            total.backward()  # type: ignore[no-untyped-call]
+            total.backward()
             for name, part in {"loss": plain / n_valid, **auxiliary}.items():
                 measures[name] = measures[name] + part.detach() if name in measures else part.detach()
         measures["grad_norm"] = self._step(lr)

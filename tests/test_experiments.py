@@ -1,4 +1,4 @@
-"""Every experiment file in the repository runs, shrunk to a few steps, and gives a report; so does every command of the README."""
+"""Every experiment file of the repository runs, shrunk to a few steps; so does every command of the README."""
 
 from __future__ import annotations
 

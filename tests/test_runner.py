@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -290,4 +289,3 @@ def test_mlflow_mirrors_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert mirrored[row["trial_id"]]["status"] == "FINISHED"
     whole = pd.read_parquet(tmp_path / "results/tiny/trials")
     assert sorted(whole["trial_id"]) == sorted(trials.trials["trial_id"])
-    assert os.listdir(tmp_path / "results/tiny/trials")

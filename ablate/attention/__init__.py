@@ -16,8 +16,8 @@ from typing import ClassVar, Self
 
 from torch import nn
 
-from ablate.cache import Cache as Cache
 from ablate.attention._scores import attend as attend
+from ablate.cache import Cache as Cache
 from ablate.choice import Choice, SettingsError, Shape
 
 

@@ -9,8 +9,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ablate.attention import AttentionChoice, even_head_dim, visible_keys
-from ablate.cache import Cache
 from ablate.attention._scores import attend
+from ablate.cache import Cache
 from ablate.choice import Count, Shape
 from ablate.linear import PackedLinear
 from ablate.position import Position

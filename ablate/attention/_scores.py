@@ -39,8 +39,8 @@ def attend(
     Head h reads key head h // (H // Hk). The last query stands at the last key. `bias` `(H, Tq, Tk)` is added to the
     scaled scores. `mask` `(B, Tk)` is True where a key is real; a query that sees no key gets zeros, never NaN.
 
-    Values narrower than keys are padded with zeros and cut back: fused kernels take only one width, and the unfused path costs
-    far more than the zeros.
+    Values narrower than keys are padded with zeros and cut back: fused kernels take only one width, and the unfused
+    path costs far more than the zeros.
     """
     width, missing = v.shape[-1], k.shape[-1] - v.shape[-1]
     if missing > 0 and _pads:

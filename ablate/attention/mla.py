@@ -1,8 +1,9 @@
 """Multi-head latent attention: keys and values from one small latent (DeepSeek-V2, 2024, arXiv:2405.04434).
 
 What is cached for a token is its latent (`kv_lora_rank` numbers) and one key part that carries the position and is
-shared by all heads (`qk_rope_head_dim` numbers): no factor two, no factor n_heads. Decoding either expands the latent to keys
-and values of every head, or absorbs the up-projections into query and output and attends in the latent space itself.
+shared by all heads (`qk_rope_head_dim` numbers): no factor two, no factor n_heads. Decoding either expands the latent
+to keys and values of every head, or absorbs the up-projections into query and output and attends in the latent space
+itself.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ablate.attention import AttentionChoice, even_head_dim, visible_keys
-from ablate.cache import Cache
 from ablate.attention._scores import attend
+from ablate.cache import Cache
 from ablate.choice import Count, Shape
 from ablate.linear import PackedLinear
 from ablate.position import Position

@@ -1,4 +1,4 @@
-"""Post-LN: the sum of input and sublayer is normalised, as in the first transformer (Vaswani et al., 2017, arXiv:1706.03762)."""
+"""Post-LN: input plus sublayer is normalised, as in the first transformer (Vaswani et al., 2017, arXiv:1706.03762)."""
 
 from __future__ import annotations
 

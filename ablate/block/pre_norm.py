@@ -1,4 +1,4 @@
-"""Pre-LN: each sublayer reads a normalised copy, the residual path stays untouched (Xiong et al., 2020, arXiv:2002.04745)."""
+"""Pre-LN: each sublayer reads a normalised copy, the residual path is free (Xiong et al., 2020, arXiv:2002.04745)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The `feed_forward` slot: what works on each token alone. One file a choice.
 
-A choice's module is called as `module(x, mask)` with `x` `(B, T, D)` and `mask` `(B, T)` bool or None (True where a token is
-real). It may offer `losses()`, weighted and added to the training loss, `metrics()`, logged, and `after_step()`.
+A choice's module is called as `module(x, mask)` with `x` `(B, T, D)` and `mask` `(B, T)` bool or None (True where a
+token is real). It may offer `losses()`, weighted and added to the training loss, `metrics()`, logged, and
+`after_step()`.
 """
 
 from __future__ import annotations

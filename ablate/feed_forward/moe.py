@@ -1,9 +1,10 @@
-"""Mixture of experts: a router sends each token to `top_k` of `n_experts` networks (Shazeer et al., 2017, arXiv:1701.06538).
+"""Mixture of experts: a router sends a token to `top_k` of `n_experts` (Shazeer et al., 2017, arXiv:1701.06538).
 
-Softmax routing with the balance loss of Switch (Fedus et al., 2021, arXiv:2101.03961) on fractions of routed slots: balanced routing
-gives 1, routing that collapsed on k experts n_experts / k, whatever top_k is. `balance_loss` multiplies it once, per layer, after that.
-The z-loss is the mean squared log-sum-exp of the router logits (Zoph et al., 2022, arXiv:2202.08906). Shared experts, which every token
-meets, follow DeepSeekMoE (Dai et al., 2024, arXiv:2401.06066). No token is dropped.
+Softmax routing with the balance loss of Switch (Fedus et al., 2021, arXiv:2101.03961) on fractions of routed slots:
+balanced routing gives 1, routing that collapsed on k experts n_experts / k, whatever top_k is. `balance_loss`
+multiplies it once, per layer, after that. The z-loss is the mean squared log-sum-exp of the router logits (Zoph et
+al., 2022, arXiv:2202.08906). Shared experts, which every token meets, follow DeepSeekMoE (Dai et al., 2024,
+arXiv:2401.06066). No token is dropped.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from ablate.feed_forward import FeedForwardChoice
 class MixtureOfExperts(nn.Module):
     """The sum of the chosen experts' outputs by their weights, `(B, T, D)` to `(B, T, D)`.
 
-    Router logits, softmax, choice and losses are float32 whatever the precision of the rest. Tokens where `mask` is False meet
-    experts but count in no loss and no statistic.
+    Router logits, softmax, choice and losses are float32 whatever the precision of the rest. Tokens where `mask` is
+    False meet experts but count in no loss and no statistic.
     """
 
     def __init__(
@@ -108,14 +109,15 @@ class MixtureOfExperts(nn.Module):
         }
 
     def _mix(self, tokens: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Tokens sorted by expert once, each expert on its own slice, then back to `(N, D)` in a fixed order of summation."""
+        """Tokens sorted by expert, each expert on its own slice, then back to `(N, D)`, summed in a fixed order."""
         order = chosen.flatten().argsort(stable=True)
         sizes = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
         repeated = tokens.unsqueeze(1).expand(-1, self.top_k, -1).reshape(-1, tokens.shape[-1])
         slices = repeated.index_select(0, order).split(sizes)
         out = torch.cat([expert(part) for expert, part in zip(self.experts, slices, strict=True)])
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-        return (out.index_select(0, back).unflatten(0, (-1, self.top_k)) * weights.unsqueeze(-1)).sum(1)
+        chosen_outputs: Tensor = out.index_select(0, back).unflatten(0, (-1, self.top_k))
+        return (chosen_outputs * weights.unsqueeze(-1)).sum(1)
 
 
 class Config(FeedForwardChoice):

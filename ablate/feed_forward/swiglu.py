@@ -1,7 +1,7 @@
 """Gated feed-forward network with SiLU (Shazeer, 2020, arXiv:2002.05202).
 
-Unless given, d_ff is 8/3 d_model rounded to the nearest multiple of 8, so that three matrices hold as many parameters as the two
-of a plain network with 4 d_model.
+Unless given, d_ff is 8/3 d_model rounded to the nearest multiple of 8, so that three matrices hold as many parameters
+as the two of a plain network with 4 d_model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SwiGLU(nn.Module):
 class Config(FeedForwardChoice):
     """Settings of the gated network."""
 
-    d_ff: Count | None = Field(None, description="width of the hidden layer; 8/3 d_model to a multiple of 8 unless given")
+    d_ff: Count | None = Field(None, description="width of the hidden layer; 8/3 d_model unless given, a multiple of 8")
     bias: bool = Field(False, description="bias in all three projections")
 
     def resolve(self, shape: Shape) -> Self:

@@ -1,4 +1,4 @@
-"""Layer normalisation: mean 0 and variance 1 over the features, then scale and shift (Ba et al., 2016, arXiv:1607.06450)."""
+"""Layer normalisation: mean 0, variance 1, then scale and shift (Ba et al., 2016, arXiv:1607.06450)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The `position` slot: how a token's place becomes part of the computation. One file a choice.
 
-A scheme's module fills one of three hooks and leaves the others as they are. Attention calls them without asking which scheme
-it has. All layers share one module, and with it its parameters; where it rotates, those of the same rotary width.
+A scheme's module fills one of three hooks and leaves the others as they are. Attention calls them without asking
+which scheme it has. All layers share one module, and with it its parameters; where it rotates, those of the same
+rotary width.
 """
 
 from __future__ import annotations

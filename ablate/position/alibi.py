@@ -14,7 +14,8 @@ from ablate.position import Position, PositionChoice
 def slopes(n_heads: int) -> list[float]:
     """The released rule: 2^(-8/n), 2^(-16/n), … for n a power of two.
 
-    Else those of the power of two below, then every other one of twice that power: 6 heads have 1/4, 1/16, 1/64, 1/256, 1/2, 1/8.
+    Else those of the power of two below, then every other one of twice that power: 6 heads have 1/4, 1/16, 1/64,
+    1/256, 1/2, 1/8.
     """
     below = 2 ** (n_heads.bit_length() - 1)
     first = [2 ** (-8 * (i + 1) / below) for i in range(below)]

@@ -1,4 +1,4 @@
-"""A learned vector for each position, added to the embedding (Gehring et al., 2017, arXiv:1705.03122; GPT-2 and BERT)."""
+"""A learned vector a position, added to the embedding (Gehring et al., 2017, arXiv:1705.03122; GPT-2 and BERT)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No position at all: a causal decoder then knows order only through its mask (Haviv et al., 2022, arXiv:2203.16634)."""
+"""No position at all: a causal decoder knows order through its mask alone (Haviv et al., 2022, arXiv:2203.16634)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Whole named architectures as data: one YAML file each, whose first line says what it is and where it comes from.
 
-Some fix the choices only (`llama`), some the sizes too (`llama-7b`). `_default.yaml` is what an experiment without a preset starts from,
-and what every preset is laid over.
+Some fix the choices only (`llama`), some the sizes too (`llama-7b`). `_default.yaml` is what an experiment without a
+preset starts from, and what every preset is laid over.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ TELLING = ("attention", "softmax", "mm")
 """Parts of the names of the operators that attention and experts are made of."""
 
 
-class _Names(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Names(TorchDispatchMode):
     """Collects the names of telling operators, backward ones included."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.seen: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

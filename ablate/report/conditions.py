@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ablate.report.evidence import Evidence, Variant
-from ablate.report.text import count_of, escape, list_of, plain, significant, text_table
+from ablate.report.text import NOT_MEASURED, count_of, escape, list_of, plain, significant, text_table
 from ablate.stats import finite
 
 # Rows that differ in one of these are not measured, or not trained, under the same conditions.
@@ -19,7 +19,7 @@ SAME_FOR_ALL = {
     "param_dtype": "dtype of the parameters",
     "compute_dtype": "dtype of the computation",
     "optimizer_state_dtype": "dtype of the optimizer's state",
-    "kernels": "kernels",
+    "kernels": "attention kernels",
     "deterministic": "determinism",
     "torch": "torch version",
     "python": "Python version",
@@ -95,7 +95,9 @@ def _data(data: Mapping[str, Any]) -> str:
 def _machine(machine: Mapping[str, Any]) -> str:
     parts = [machine[key] for key in ("device", "device_name") if machine.get(key)]
     if machine.get("threads") is not None:
-        parts.append(count_of(machine["threads"], "thread"))
+        parts.append(f"{count_of(machine['threads'], 'thread')} a trial")
+    if (machine.get("workers") or 1) > 1:
+        parts.append(f"{machine['workers']} trials at a time")
     if machine.get("memory_bytes"):
         parts.append(f"{machine['memory_bytes'] / 2**30:,.1f} GiB memory")
     parts += [machine["os"]] if machine.get("os") else []
@@ -186,12 +188,23 @@ def _differing(evidence: Evidence, column: str, label: str) -> Iterator[str]:
     owners: dict[str, list[str]] = {}
     for variant, row in evidence.rows:
         if row.get(column) is not None:
-            names = owners.setdefault(str(row[column]), [])
+            value = attention_kernels(row[column]) if column == "kernels" else str(row[column])
+            names = owners.setdefault(value, [])
             if variant.name not in names:
                 names.append(variant.name)
     if len(owners) > 1:
-        listed = "; ".join(f"{escape(value[:80])} ({list_of(names, 4)})" for value, names in owners.items())
+        listed = "; ".join(f"{escape(value[:120])} ({list_of(names, 4)})" for value, names in owners.items())
         yield f"Not the same {label} in all trials, compare with care: {listed}."
+
+
+def attention_kernels(kernels: str) -> str:
+    """The fused attention kernels that ran in each phase, from the row's JSON, or that there was none."""
+    parts = []
+    for phase, names in sorted(json.loads(kernels).items(), reverse=True):
+        fused = [name for name in names if "attention" in name and "backward" not in name]
+        words = ", ".join(name.removeprefix("_scaled_dot_product_") for name in fused) or "unfused"
+        parts.append(f"{phase}: {words}")
+    return "; ".join(parts)
 
 
 def _other_batches(evidence: Evidence) -> Iterator[str]:
@@ -209,10 +222,16 @@ def _other_batches(evidence: Evidence) -> Iterator[str]:
 
 def variants_table(evidence: Evidence) -> str:
     """What each variant changes, and what it says about itself."""
-    rows = [[escape(each.name), _changes(each), _notes(each)] for each in evidence.variants]
+    rows = [[escape(each.name), _changes(each), _notes(each), _kernels(each, evidence)] for each in evidence.variants]
     if not rows:
         return ""
-    return "## Variants\n\n" + text_table(["variant", "changes to the baseline", "notes"], rows)
+    headers = ["variant", "changes to the baseline", "notes", "attention kernels that ran"]
+    return "## Variants\n\n" + text_table(headers, rows)
+
+
+def _kernels(variant: Variant, evidence: Evidence) -> str:
+    rows = (row for owner, row in evidence.rows if owner is variant and row.get("kernels") is not None)
+    return " / ".join(sorted({escape(attention_kernels(row["kernels"])) for row in rows})) or NOT_MEASURED
 
 
 def _changes(variant: Variant) -> str:

@@ -1,4 +1,4 @@
-"""Multi-head attention in which a token sees itself and the `window - 1` tokens before it: an example of a choice of one's own.
+"""Attention in which a token sees itself and `window - 1` tokens before it: an example of a choice of one's own.
 
 The cache keeps everything; what a window could save there is left out, to keep the example short.
 """
@@ -43,7 +43,7 @@ class WindowedAttention(nn.Module):
 
 
 class Config(AttentionChoice):
-    """Settings; without `flops` and `cache_elements` the report would say n/a there, parameters are counted by themselves."""
+    """Settings. Without `flops` and `cache_elements` the report would say n/a; parameters are counted anyway."""
 
     offers = frozenset({"rotate"})
     window: Count = Field(32, description="tokens that a token sees, itself included")
