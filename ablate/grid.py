@@ -177,7 +177,9 @@ def homeless(paths: Iterable[str], trees: list[Tree]) -> Iterator[SettingsError]
 
 def key_of(path: Path, keys: Iterable[str]) -> Path:
     """Which of the dotted keys says what stands at `path`, and the rest of the path below it; () where none does."""
-    whole = path if path[:1] in {(section,) for section in SECTIONS} else ("model", *path)
+    if not path:
+        return ()
+    whole = (*_path(str(path[0])), *path[1:])
     near = [(at, key) for key in keys for at in [_path(key)] if at[: len(whole)] == whole[: len(at)]]
     if not near:
         return ()

@@ -38,7 +38,7 @@ def _seed_of(seed: int, name: str) -> int:
 
 def _parts(module: nn.Linear | nn.Embedding) -> tuple[Tensor, ...]:
     if isinstance(module, PackedLinear):
-        return tuple(torch.split(module.weight.detach(), module.parts))
+        return tuple(torch.split(module.weight.detach(), list(module.parts)))
     return (module.weight.detach(),)
 
 

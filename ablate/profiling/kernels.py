@@ -17,7 +17,7 @@ class _Names(TorchDispatchMode):
     """Collects the names of telling operators, backward ones included."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
