@@ -26,9 +26,8 @@ ROOT = Path(__file__).parent.parent
 
 def run(folder: Path, *sets: str) -> Results:
     """The quickstart on the GPU, with few steps."""
-    changes = [
-        part for change in ("train.steps=20", "train.warmup_steps=2", "seeds=1", *sets) for part in ("--set", change)
-    ]
+    short = ("train.steps=20", "train.warmup_steps=2", "seeds=1", *sets)
+    changes = [part for change in short for part in ("--set", change)]
     places = ["--results", str(folder / "results"), "--reports", str(folder / "reports"), "--device", "cuda"]
     done = CliRunner().invoke(main, ["run", str(ROOT / "experiments/quickstart.yaml"), *changes, *places])
     assert done.exit_code == 0, done.output
@@ -58,7 +57,7 @@ def test_memory_does_not_depend_on_the_place_in_the_grid(tmp_path: Path) -> None
 
 def test_out_of_memory_is_a_row_and_the_next_trial_starts_clean(tmp_path: Path) -> None:
     places = ["--results", str(tmp_path / "results"), "--reports", str(tmp_path / "reports"), "--device", "cuda"]
-    variants = "variants={huge: {d_model: 65536, n_layers: 64}, gqa: {attention: gqa}}"
+    variants = "variants={huge: {vocab_size: 2M, train: {batch_tokens: 65536}}, gqa: {attention: gqa}}"
     sets = [part for each in ("train.steps=3", "train.warmup_steps=0", "seeds=1", variants) for part in ("--set", each)]
     done = CliRunner().invoke(main, ["run", str(ROOT / "experiments/quickstart.yaml"), *sets, *places])
     assert done.exit_code == 1, done.output
