@@ -40,7 +40,7 @@ DEVICE = click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to compute."
 )
 WORKERS = click.option(
-    "--workers", type=click.IntRange(1, 1024), default=1, show_default=True, help="Trials at once; threads are shared."
+    "--workers", type=click.IntRange(1, 1024), help="Trials at a time; chosen by the machine unless given."
 )
 MAX_TRIALS = click.option(
     "--max-trials", type=click.IntRange(1), default=1000, show_default=True, help="Most combinations to accept."
@@ -156,7 +156,8 @@ def _print_plan(facts: Mapping[str, Any]) -> None:
     words = ("raw", "excluded", "invalid", "merged", "planned")
     numbers = ", ".join(f"{counts[word]} {word}" for word in words)
     trials = f"{counts['trials']} trials, {facts['stored']} of them stored"
-    click.echo(f"{numbers} variants; {trials}; {facts['device']}, {facts['threads']} threads")
+    shared = f"{facts['device']}, {facts['workers']} at a time, {facts['threads']} threads each"
+    click.echo(f"{numbers} variants; {trials}; {shared}")
     for name in facts["plug_ins"]:
         click.echo(f"runs your own code: {name}")
     heads = ("variant", "params", "active", "FLOPs/token", "KV bytes/token", "memory ~", "time/trial ~")

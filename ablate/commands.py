@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ablate.experiment import Experiment
+    from ablate.machine import Resources
+    from ablate.plan import VariantPlan
     from ablate.tracking import SyncResult
 
 
@@ -32,7 +34,7 @@ class Wanted:
     reports: Path = Path("reports")
     sets: tuple[str, ...] = ()
     device: str = "auto"
-    workers: int = 1
+    workers: int | None = None
     max_trials: int = 1000
     retry_failed: bool = False
     fail_fast: bool = False
@@ -68,23 +70,22 @@ def run(wanted: Wanted, console: Console) -> Ran:
     """Plan, train, profile, record, report. Raises `FileFaults` before anything runs if the input is wrong."""
     from ablate import machine, plan
     from ablate.progress import Progress
-    from ablate.runner import Interrupted, Options, Run, tasks
+    from ablate.runner import Interrupted, Run, tasks
     from ablate.tracking import Tracker
 
     experiment = read(wanted)
-    device = machine.find_device(wanted.device)
-    threads = max(1, machine.available_threads() // wanted.workers)
     plans = plan.plan(experiment, timed=False)
+    resources = _resources(wanted, plans)
     store = Store(wanted.results / experiment.name, create=True)
-    store.write_experiment(plan.document(experiment, plans, machine.facts(device, threads), wanted.command()))
-    trials = experiment.trials(device, threads)
+    store.write_experiment(plan.document(experiment, plans, machine.facts(resources), wanted.command()))
+    trials = experiment.trials(resources.device, resources.threads)
     queue = tasks(trials, store, retry_failed=wanted.retry_failed)
     console.print(_opening(experiment, len(trials), len(queue)), markup=False, highlight=False, soft_wrap=True)
     tracker = Tracker.open(wanted.results, store)
-    options = Options(device, threads, workers=wanted.workers, fail_fast=wanted.fail_fast)
     stopped = 0
     with Progress(console, len(queue)) as progress:
-        running = Run(experiment, plans, store, options, progress, tracker.mirror if tracker else lambda trial: None)
+        mirror = tracker.mirror if tracker else lambda trial: None
+        running = Run(experiment, plans, store, resources, progress, mirror, fail_fast=wanted.fail_fast)
         try:
             running.carry_out(queue)
         except Interrupted as signal:
@@ -95,6 +96,12 @@ def run(wanted: Wanted, console: Console) -> Ran:
     outcomes = _outcomes(store.load(), len(trials))
     failed = set(outcomes) - {"ok"} or experiment.invalid
     return Ran(outcomes, len(queue), len(trials) - len(queue), folder, stopped or (1 if failed else 0))
+
+
+def _resources(wanted: Wanted, plans: Sequence[VariantPlan]) -> Resources:
+    from ablate import machine
+
+    return machine.share(wanted.device, wanted.workers, max(each.predicted_memory_bytes for each in plans))
 
 
 def _opening(experiment: Experiment, total: int, to_run: int) -> str:
@@ -138,13 +145,12 @@ def name_of(file: str) -> str:
 
 def plan_facts(wanted: Wanted) -> dict[str, Any]:
     """What `plan --json` gives."""
-    from ablate import machine, plan
+    from ablate import plan
 
     experiment = read(wanted)
-    device = machine.find_device(wanted.device)
-    threads = max(1, machine.available_threads() // wanted.workers)
     plans = plan.plan(experiment)
-    queue = {trial.trial_id for trial in experiment.trials(device, threads)}
+    resources = _resources(wanted, plans)
+    queue = {trial.trial_id for trial in experiment.trials(resources.device, resources.threads)}
     done = set()
     with suppress(ResultsError):
         rows = load(wanted.results / experiment.name).trials
@@ -155,8 +161,9 @@ def plan_facts(wanted: Wanted) -> dict[str, Any]:
         "counts": experiment.counts,
         "seeds": experiment.seeds,
         "stored": len(done),
-        "device": device,
-        "threads": threads,
+        "device": resources.device,
+        "workers": resources.workers,
+        "threads": resources.threads,
         "variants": [each.facts() for each in plans],
         "invalid": [{"variant": each.name, "reason": each.reason} for each in experiment.invalid],
         "same": experiment.same,
@@ -166,12 +173,12 @@ def plan_facts(wanted: Wanted) -> dict[str, Any]:
 
 def status(wanted: Wanted) -> dict[str, Any]:
     """Trials by outcome, what runs now, what is left."""
-    from ablate import machine
+    from ablate import plan
     from ablate.runner import running_now
 
     experiment = read(wanted)
-    device = machine.find_device(wanted.device)
-    trials = experiment.trials(device, max(1, machine.available_threads() // wanted.workers))
+    resources = _resources(wanted, plan.plan(experiment, timed=False))
+    trials = experiment.trials(resources.device, resources.threads)
     store = Store(wanted.results / experiment.name)
     rows = [store.trial(trial.trial_id) for trial in trials]
     outcomes = Counter(row["status"] for row in rows if row)

@@ -408,8 +408,8 @@ class _Expansion:
         except Exception as error:  # a user's own choice may raise whatever it likes
             if not (names := sorted(set(_foreign_names(settings.model_dump(mode="json"))))):
                 raise
-            message = f"{' or '.join(names)} fails in these settings: {type(error).__name__}: {error}"
-            raise Faults([SettingsError((), message)]) from error
+            reason = printable(f"{type(error).__name__}: {error}")
+            raise Faults([SettingsError((), f"{' or '.join(names)} fails in these settings: {reason}")]) from error
 
     def _keep(self, variant: Variant) -> None:
         known = self.by_canonical.get(variant.canonical)

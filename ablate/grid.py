@@ -171,7 +171,7 @@ def homeless(paths: Iterable[str], trees: list[Tree]) -> Iterator[SettingsError]
         word = str(full_path(dotted)[len(slot)])
         fault = unknown(word, known, f"setting of {slot[-1]} {' or '.join(choices)}", (dotted,))
         if elsewhere := [name for name in registry.names(str(slot[-1])) if word in _settings_of(slot, name)]:
-            fault.cure = f"{' and '.join(elsewhere)} would know it, but no variant here has that {slot[-1]}"
+            fault.cure = f"only {' and '.join(elsewhere)} would know it"
         yield fault
 
 

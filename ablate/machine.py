@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import psutil
 
 import ablate
 from ablate.choice import SettingsError
+
+_MOST_WORKERS = 4
+_INTERPRETER_BYTES = 500_000_000
 
 
 def available_threads() -> int:
@@ -44,12 +48,36 @@ def find_device(wanted: str) -> str:
     return "cuda" if there else "cpu"
 
 
-def facts(device: str, threads: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Resources:
+    """What a run takes: kind of device, trials at a time, CPU threads of each."""
+
+    device: str
+    workers: int
+    threads: int
+
+
+def share(wanted_device: str, workers: int | None, bytes_each: int) -> Resources:
+    """How to share this machine. Raises `SettingsError` where the device is not there.
+
+    Unless `workers` says otherwise, a GPU has one trial at a time, and a CPU one a thread: small models gain little
+    from a second thread, and two trials with a thread each finish before one after the other with two. At most four,
+    so that they do not take each other's memory bandwidth, and only as many as memory holds, at `bytes_each`.
+    """
+    device = find_device(wanted_device)
+    fitting = int(0.8 * psutil.virtual_memory().total) // (bytes_each + _INTERPRETER_BYTES)
+    alone = 1 if device == "cuda" else max(1, min(_MOST_WORKERS, available_threads(), fitting))
+    chosen = workers or alone
+    return Resources(device, chosen, max(1, available_threads() // chosen))
+
+
+def facts(resources: Resources) -> dict[str, Any]:
     """What a report says about the machine; nothing that names it or its user."""
     return {
-        "device": device,
-        "device_name": _cpu_name(),
-        "threads": threads,
+        "device": resources.device,
+        "processor": processor(),
+        "threads": resources.threads,
+        "workers": resources.workers,
         "memory_bytes": psutil.virtual_memory().total,
         "os": platform.system(),
         **software(),
@@ -85,7 +113,8 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def _cpu_name() -> str:
+def processor() -> str:
+    """The maker's name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

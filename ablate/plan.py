@@ -11,7 +11,7 @@ from typing import Any
 from ablate.batches import check_corpus
 from ablate.choice import Faults, SettingsError
 from ablate.cost import Cost, cache_bytes, cache_bytes_per_token, cost, training_bytes
-from ablate.document import as_text, told
+from ablate.document import as_text, printable, told
 from ablate.experiment import Experiment, Variant
 from ablate.meta import on_meta
 from ablate.model import Transformer
@@ -106,7 +106,7 @@ def _faults(experiment: Experiment, variant: Variant) -> Iterator[SettingsError]
         on_meta(lambda: Transformer(variant.settings.model))
         _variant_plan(variant, None)
     except Exception as error:  # a user's own choice may raise whatever it likes
-        message = f"variant {variant.name} cannot be built: {type(error).__name__}: {error}"
+        message = printable(f"variant {variant.name} cannot be built: {type(error).__name__}: {error}")
         yield SettingsError(("variants", variant.name), message, "the fault is in the code of one of its choices")
 
 

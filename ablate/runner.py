@@ -20,6 +20,7 @@ import psutil
 from ablate import child, machine
 from ablate.child import Child
 from ablate.experiment import Experiment, Trial
+from ablate.machine import Resources
 from ablate.plan import VariantPlan
 from ablate.results import Columns, Store
 from ablate.trial import Job
@@ -54,16 +55,6 @@ class Task:
     phases: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Options:
-    """How a run is carried out."""
-
-    device: str
-    threads: int
-    workers: int = 1
-    fail_fast: bool = False
-
-
 def tasks(trials: list[Trial], store: Store, *, retry_failed: bool) -> list[Task]:
     """What is left to do: new and interrupted trials, new profiles of finished ones, failed ones if asked for."""
     found = []
@@ -85,11 +76,14 @@ class Run:
         experiment: Experiment,
         plans: list[VariantPlan],
         store: Store,
-        options: Options,
+        resources: Resources,
         watcher: Watcher,
         stored: Callable[[str], None],
+        *,
+        fail_fast: bool = False,
     ) -> None:
-        self.experiment, self.store, self.options, self.watcher = experiment, store, options, watcher
+        self.experiment, self.store, self.resources, self.watcher = experiment, store, resources, watcher
+        self.fail_fast = fail_fast
         self.plans = {plan.variant.name: plan for plan in plans}
         self.stored = stored
         self.software = machine.software()
@@ -100,9 +94,9 @@ class Run:
         waiting = list(reversed(queue))
         with _signals() as received, self._announced():
             while waiting or self.running:
-                while waiting and len(self.running) < self.options.workers:
+                while waiting and len(self.running) < self.resources.workers:
                     self._begin(waiting.pop())
-                if self._wait() and self.options.fail_fast:
+                if self._wait() and self.fail_fast:
                     waiting.clear()
                 if received:
                     self._interrupt(received[0])
@@ -127,14 +121,14 @@ class Run:
         job = Job(
             settings=settings.model_dump(mode="json"),
             seed=trial.seed,
-            device=self.options.device,
-            threads=settings.train.threads or self.options.threads,
+            device=self.resources.device,
+            threads=settings.train.threads or self.resources.threads,
             phases=task.phases,
             log=str(self.store.log_path(trial.trial_id)),
         )
         self.watcher.start(trial.trial_id, _label(trial), settings.train.n_steps)
-        with child.environment(self.options.threads):
-            started = Child(child.context(self.options.device), job)
+        with child.environment(self.resources.threads):
+            started = Child(child.context(self.resources.device), job)
         self.running[trial.trial_id] = (task, started, datetime.now(UTC))
         self._announce()
 
@@ -192,8 +186,8 @@ class Run:
             "params_embedding": plan.cost.params_embedding,
             "flops_per_token": plan.cost.flops_per_token,
             "kv_cache_bytes_per_token": plan.kv_cache_bytes_per_token,
-            "device": self.options.device,
-            "threads": settings.train.threads or self.options.threads,
+            "device": self.resources.device,
+            "threads": settings.train.threads or self.resources.threads,
             "precision": settings.train.precision,
             "corpus_sha256": self.experiment.corpus(trial.variant).sha256,
             **running.columns,

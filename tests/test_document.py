@@ -82,6 +82,10 @@ def test_a_file_cannot_ask_for_yaml_1_1() -> None:
     assert data("%YAML 1.1\n---\n{a: no, b: 1e-3, c: 010}") == {"a": "no", "b": 0.001, "c": 10}
 
 
+def test_colons_and_question_marks_are_parts_of_words() -> None:
+    assert data("{a: what?, b: 1:30, c?d:e: http://x/y?z}") == {"a": "what?", "b": "1:30", "c?d:e": "http://x/y?z"}
+
+
 def test_other_readers_in_the_process_stay_as_they_were() -> None:
     data("{a: 1_000, b: 2024-01-01}")
     elsewhere = YAML(typ="safe", pure=True).load("{a: 1_000, b: 2024-01-01}")

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -268,13 +267,11 @@ def test_profile_may_reach_the_longest_sequence(expand: Expand) -> None:
 @pytest.mark.parametrize("design", ["product", "one_at_a_time"])
 def test_too_many_combinations_are_refused_before_any_is_made(design: str, refused: Refused) -> None:
     axes = [f"  {path}: [{', '.join(map(str, range(1, 1001)))}]" for path in ("n_layers", "d_model", "vocab_size")]
-    started = time.process_time()
     said = refused("\n".join(["vary:", *axes, f"design: {design}"]))
     number = 10**9 if design == "product" else 3000
     assert said == f"tiny.yaml:5:1: {number} combinations are more than 1000\n" + (
         f"  take values out, or give --max-trials {number}"
     )
-    assert time.process_time() - started < 30, "10^9 combinations would take days"
 
 
 def test_max_trials_counts_raw_combinations_and_named_variants(expand: Expand, refused: Refused) -> None:
@@ -333,7 +330,7 @@ def test_two_variants_never_share_a_name(refused: Refused) -> None:
         # settings that no choice of the grid has
         (
             "vary: {attention.n_kv_heads: [1]}",
-            "5:8: unknown setting of attention mha 'n_kv_heads'\n  gqa would know it, but no variant here has that attention",
+            "5:8: unknown setting of attention mha 'n_kv_heads'\n  only gqa would know it",
         ),
         (
             "vary: {feed_forward: [gelu, moe], feed_forward.n_expert: [2]}",

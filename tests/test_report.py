@@ -107,6 +107,14 @@ def golden_results() -> Results:
         speed = 1000.0 + 10 * row["seed"] + (400 if row["variant"] == "gqa" else 0)
         if row["status"] == "ok":
             row |= {"train_tokens_per_second": speed, "peak_rss_bytes": 300 * 2**20, "precision": "fp32", "threads": 2}
+            row |= {
+                "device": "cpu",
+                "device_name": "Some CPU",
+                "python": "3.12.1",
+                "torch": "2.13.0",
+                "ablate": "0.1.0",
+            }
+            row |= {"ablate": "0.1.0", "git_commit": "abc123", "git_dirty": True}
     rows[-3] |= {"precision": "bf16"}
     sizes = {"baseline": 512, "gqa": 128, "tie": 128}
     variants = [
@@ -141,8 +149,8 @@ def golden_results() -> Results:
         seeds=[0, 1, 2],
         counts={"raw": 8, "excluded": 0, "invalid": 1, "merged": 0, "planned": 7, "trials": 17},
         machine={
-            **{"device": "cpu", "device_name": "Some CPU", "threads": 2, "memory_bytes": 32 * 2**30, "os": "Linux"},
-            **{"python": "3.12.1", "torch": "2.13.0", "ablate": "0.1.0", "git_commit": "abc123", "git_dirty": True},
+            **{"device": "cpu", "threads": 2, "workers": 2, "memory_bytes": 32 * 2**30, "os": "Linux"},
+            **{"python": "not", "torch": "of", "ablate": "the", "git_commit": "rows", "git_dirty": False},
         },
         data={"description": "a text", "train_tokens": 90000, "validation_tokens": 10000, "sha256": "ab" * 32},
         train={"tokens": 126000, "lr": 1e-3, "warmup_steps": 0, "optimizer": {"betas": [0.9, 0.95]}},

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from ablate.machine import processor
 
 PEAK_FLOPS = {
     "NVIDIA H200": {"fp32": 67e12, "bf16": 989e12},
@@ -25,15 +26,7 @@ def device_name(device: torch.device) -> str:
     """The maker's name of the GPU or CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return _cpu_name() or platform.processor() or platform.machine()
-
-
-def _cpu_name() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+    return processor()
 
 
 def gpu_uuid(device: torch.device) -> str | None:
@@ -53,6 +46,7 @@ def facts(device: torch.device, precision: str) -> dict[str, Any]:
     """Columns that say what was computed where, and in what precision: weights are float32 at any."""
     return {
         "device": device.type,
+        "device_name": device_name(device),
         "gpu_uuid": gpu_uuid(device),
         "threads": torch.get_num_threads(),
         "precision": precision,

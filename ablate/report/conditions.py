@@ -52,8 +52,8 @@ def _facts(evidence: Evidence) -> Iterator[tuple[str, str]]:
     yield "Seeds", ", ".join(escape(seed) for seed in document.get("seeds") or [])
     yield "Recipe", _settings(document.get("train") or {})
     yield "Data", _data(document.get("data") or {})
-    yield "Machine", _machine(document.get("machine") or {})
-    yield "Software", _software(document.get("machine") or {})
+    yield "Machine", _machine(document.get("machine") or {}, evidence)
+    yield "Software", _software(evidence)
     yield "Time", _time(evidence)
     yield "Ignored files", "; ".join(escape(each) for each in evidence.results.skipped)
 
@@ -92,27 +92,35 @@ def _data(data: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _machine(machine: Mapping[str, Any]) -> str:
-    parts = [machine[key] for key in ("device", "device_name") if machine.get(key)]
-    if machine.get("threads") is not None:
-        parts.append(f"{count_of(machine['threads'], 'thread')} a trial")
+def _machine(machine: Mapping[str, Any], evidence: Evidence) -> str:
+    parts = [*_seen(evidence, "device"), *_seen(evidence, "device_name")]
+    if threads := _seen(evidence, "threads"):
+        parts.append(f"{' or '.join(threads)} {'thread' if threads == ['1'] else 'threads'} a trial")
     if (machine.get("workers") or 1) > 1:
         parts.append(f"{machine['workers']} trials at a time")
     if machine.get("memory_bytes"):
         parts.append(f"{machine['memory_bytes'] / 2**30:,.1f} GiB memory")
-    parts += [machine["os"]] if machine.get("os") else []
-    return ", ".join(escape(part) for part in parts)
-
-
-def _software(machine: Mapping[str, Any]) -> str:
-    names = (("python", "Python"), ("torch", "torch"), ("ablate", "ablate"))
-    parts = [f"{label} {escape(machine[key])}" for key, label in names if machine.get(key)]
-    if machine.get("git_commit"):
-        dirty = ", with uncommitted changes (dirty)" if machine.get("git_dirty") else ""
-        parts.append(f"git commit {escape(machine['git_commit'])}{dirty}")
-    elif machine:
-        parts.append("git commit unknown")
+    parts += [escape(machine["os"])] if machine.get("os") else []
     return ", ".join(parts)
+
+
+def _software(evidence: Evidence) -> str:
+    """As the rows tell it: what the numbers were measured with, not what wrote this report."""
+    names = (("python", "Python"), ("torch", "torch"), ("ablate", "ablate"))
+    parts = [f"{label} {' and '.join(found)}" for column, label in names if (found := _seen(evidence, column))]
+    commits = _seen(evidence, "git_commit")
+    dirty = ", with uncommitted changes (dirty)" if _is_dirty(evidence) else ""
+    parts.append(f"git commit {' and '.join(commits)}{dirty}" if commits else "git commit unknown")
+    return ", ".join(parts) if evidence.rows else ""
+
+
+def _seen(evidence: Evidence, column: str) -> list[str]:
+    """The values of a column among the stored trials, each once."""
+    return list(dict.fromkeys(escape(row[column]) for _, row in evidence.rows if row.get(column) is not None))
+
+
+def _is_dirty(evidence: Evidence) -> bool:
+    return any(row.get("git_dirty") for _, row in evidence.rows)
 
 
 def _time(evidence: Evidence) -> str:
@@ -142,7 +150,7 @@ def _cautions(evidence: Evidence) -> Iterator[str]:
     for column, label in SAME_FOR_ALL.items():
         yield from _differing(evidence, column, label)
     yield from _other_batches(evidence)
-    if (evidence.experiment.get("machine") or {}).get("git_dirty"):
+    if _is_dirty(evidence):
         yield "The code had changes that are not in its git commit."
 
 
