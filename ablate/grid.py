@@ -20,6 +20,7 @@ from ablate.settings import Dropout, ModelSettings, TrainSettings
 Tree = dict[str, Any]
 PRESET = "preset"
 SECTIONS = ("train", "data", "profile")
+BUDGETS = frozenset({"steps", "tokens"})
 _MODEL = (*ModelSettings.model_fields, PRESET)
 
 
@@ -34,8 +35,21 @@ def baseline_tree(file: Mapping[str, Any]) -> Tree:
 def overlay(tree: Tree, changes: Mapping[str, Any]) -> Tree:
     """A new tree with the changes in it: a preset first, then whole slots, then single settings. Raises `Faults`."""
     for key, value in sorted(changes.items(), key=lambda change: (change[0] != PRESET, change[0].count("."))):
-        tree = overlay(tree, _preset(value)) if key == PRESET else _put(tree, full_path(key), value, ())
+        tree = (
+            overlay(tree, _preset(value))
+            if key == PRESET
+            else _put(_freed(tree, key, value), full_path(key), value, ())
+        )
     return tree
+
+
+def _freed(tree: Tree, key: str, value: Any) -> Tree:
+    """The tree without the length of training that a change gives in another way (`tokens` in place of `steps`)."""
+    named = set(value) if key == "train" and isinstance(value, Mapping) else {key.removeprefix("train.")}
+    given = named & BUDGETS if key.startswith("train") else set()
+    if len(given) != 1:
+        return tree
+    return {**tree, "train": {k: v for k, v in tree["train"].items() if k not in BUDGETS - given}}
 
 
 def _preset(name: Any) -> dict[str, Any]:

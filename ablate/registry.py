@@ -71,8 +71,12 @@ def slot_base(slot: str) -> type[Choice]:
 
 
 def source_sha256(name: str) -> str:
-    """The hash of a user's own choice's file: part of the identity of the trials that use it."""
-    return hashlib.sha256(Path(_foreign(name).__file__ or "").read_bytes()).hexdigest()
+    """The hash of a user's own choice's file, and of what it imports of its package: part of its trials' identity."""
+    found = _foreign(name)
+    package = found.__name__.partition(".")[0]
+    inside = (module for key, module in sorted(sys.modules.items()) if key.startswith(f"{package}."))
+    files = [Path(file) for module in (found, *inside) if (file := getattr(module, "__file__", None))]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in dict.fromkeys(files))).hexdigest()
 
 
 @cache

@@ -158,6 +158,7 @@ class Run:
         row = self._row(task, running, started) | {"status": status, "phase": phase, "reason": reason}
         curves: Columns = running.curves if "train" in task.phases else _columns(self.store.curves(trial_id))
         self.store.write_trial(row, curves, running.profiles)
+        self._announce()
         self.stored(trial_id)
         self.watcher.finish(trial_id, status, _note(row))
         return status

@@ -98,7 +98,7 @@ def test_what_ends_badly_is_a_row_and_the_rest_is_complete(
         "victim: {train: {steps: 1000000}}",
         "gqa: {attention: {name: gqa, n_kv_heads: 1}}",
     )
-    process = start(tmp_path)
+    process = start(tmp_path, "--workers", "1")
     processes.append(process)
     victim = wait_for(lambda: trial_process(process.pid, tmp_path, "victim"))
     victim.kill()
@@ -159,7 +159,7 @@ def test_an_interrupted_run_says_so_and_goes_on_next_time(
     tmp_path: Path, processes: list[subprocess.Popen[str]], number: signal.Signals, status: int
 ) -> None:
     write(tmp_path, "long: {train: {steps: 1000000}}", "gqa: {attention: {name: gqa, n_kv_heads: 1}}")
-    process = start(tmp_path)
+    process = start(tmp_path, "--workers", "1")
     processes.append(process)
     child = wait_for(lambda: trial_process(process.pid, tmp_path, "long"))
     process.send_signal(number)
@@ -170,14 +170,14 @@ def test_an_interrupted_run_says_so_and_goes_on_next_time(
     assert (tmp_path / "reports/tiny/report.md").is_file()
     assert not (tmp_path / "results/tiny/running.json").exists()
 
-    assert run(tmp_path, "--set", "train.max_seconds=5")[0] == 1
+    assert run(tmp_path, "--workers", "1", "--set", "train.max_seconds=5")[0] == 1
     assert rows(tmp_path)["status"].to_dict() == {"baseline": "ok", "long": "timeout", "gqa": "ok"}
     assert rows(tmp_path)["attempts"].to_dict() == {"baseline": 1, "long": 2, "gqa": 1}
 
 
 def test_fail_fast_starts_nothing_more(tmp_path: Path) -> None:
     write(tmp_path, "wild: {train: {lr: 1e30, grad_clip: null, optimizer: sgd}}", "gqa: {attention: gqa}")
-    assert run(tmp_path, "--fail-fast")[0] == 1
+    assert run(tmp_path, "--workers", "1", "--fail-fast")[0] == 1
     assert rows(tmp_path)["status"].to_dict() == {"baseline": "ok", "wild": "diverged"}
 
 
