@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ablate.trial import Job
+from ablate.job import Job, perform
 
 _OWN_VARIABLES = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_TRACKING_TOKEN")
 
@@ -54,8 +53,6 @@ class Child:
     """A running trial and everything it has said so far."""
 
     def __init__(self, start: BaseContext, job: Job) -> None:
-        from ablate import trial
-
         self.began = time.monotonic()
         self.limit: float | None = job.settings["train"]["max_seconds"]
         self.phase = "start"
@@ -65,7 +62,7 @@ class Child:
         self.outcome: tuple[str, str | None, str | None] | None = None
         self._oom_kills = oom_kills()
         self.connection, theirs = multiprocessing.Pipe(duplex=False)
-        self.process = start.Process(target=trial.main, args=(job, theirs), daemon=True)  # type: ignore[attr-defined]
+        self.process = start.Process(target=perform, args=(job, theirs), daemon=True)  # type: ignore[attr-defined]
         self.process.start()
         theirs.close()
 

@@ -169,7 +169,7 @@ def _print_plan(facts: Mapping[str, Any]) -> None:
             _number(each["flops_per_token"]),
             _number(each["kv_cache_bytes_per_token"]),
             f"{each['predicted_memory_bytes'] / 2**20:,.0f} MiB",
-            "n/a" if each["predicted_seconds"] is None else f"{each['predicted_seconds']:g} s",
+            _duration(each["predicted_seconds"]),
         )
         for each in facts["variants"]
     ]
@@ -178,6 +178,12 @@ def _print_plan(facts: Mapping[str, Any]) -> None:
         click.echo(f"the same as {other}: {name}")
     for each in facts["invalid"]:
         click.echo(f"invalid: {each['variant']}: {each['reason']}")
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "n/a"
+    return "< 1 s" if seconds < 1 else f"{seconds:,.0f} s"
 
 
 def _number(value: float | None) -> str:

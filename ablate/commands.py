@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ablate import document
 from ablate.mlflow_view import LOCAL_URL, comparison_links
-from ablate.results import Results, ResultsError, Store, load
+from ablate.results import Results, ResultsError, Store, load, places
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ablate.experiment import Experiment
     from ablate.machine import Resources
     from ablate.plan import VariantPlan
-    from ablate.tracking import SyncResult
+    from ablate.tracking import SyncResult, Tracker
 
 
 @dataclass(frozen=True)
@@ -71,17 +71,17 @@ def run(wanted: Wanted, console: Console) -> Ran:
     from ablate import machine, plan
     from ablate.progress import Progress
     from ablate.runner import Interrupted, Run, tasks
-    from ablate.tracking import Tracker
 
     experiment = read(wanted)
     plans = plan.plan(experiment, timed=False)
     resources = _resources(wanted, plans)
     store = Store(wanted.results / experiment.name, create=True)
+    names = _names_of_trials(store)
     store.write_experiment(plan.document(experiment, plans, machine.facts(resources), wanted.command()))
     trials = experiment.trials(resources.device, resources.threads)
     queue = tasks(trials, store, retry_failed=wanted.retry_failed)
     console.print(_opening(experiment, len(trials), len(queue)), markup=False, highlight=False, soft_wrap=True)
-    tracker = Tracker.open(wanted.results, store)
+    tracker = _tracker(wanted, store, new=bool(queue), behind=_names_of_trials(store) != names)
     stopped = 0
     with Progress(console, len(queue)) as progress:
         mirror = tracker.mirror if tracker else lambda trial: None
@@ -96,6 +96,26 @@ def run(wanted: Wanted, console: Console) -> Ran:
     outcomes = _outcomes(store.load(), len(trials))
     failed = set(outcomes) - {"ok"} or experiment.invalid
     return Ran(outcomes, len(queue), len(trials) - len(queue), folder, stopped or (1 if failed else 0))
+
+
+def _names_of_trials(store: Store) -> dict[str, str]:
+    """What each trial id is called now."""
+    try:
+        return {trial_id: variant["name"] for trial_id, (_, _, variant) in places(store.experiment()).items()}
+    except ResultsError:
+        return {}
+
+
+def _tracker(wanted: Wanted, store: Store, *, new: bool, behind: bool) -> Tracker | None:
+    """The mirror, brought up to date where an earlier run left it behind; None where it has nothing to learn."""
+    from ablate.tracking import Tracker
+
+    mirrored = (store.mlflow() or {}).get("runs", {})
+    behind = behind or any(store.trial(trial_id) and trial_id not in mirrored for trial_id in _names_of_trials(store))
+    tracker = Tracker.open(wanted.results, store) if new or behind else None
+    if tracker and behind:
+        tracker.sync()
+    return tracker
 
 
 def _resources(wanted: Wanted, plans: Sequence[VariantPlan]) -> Resources:

@@ -27,6 +27,7 @@ import torch._dynamo
 from ablate import cost, registry
 from ablate.batches import Batches, HeldOut
 from ablate.data import Corpus
+from ablate.job import Job
 from ablate.model import Transformer, build
 from ablate.profiling import decode, device, kernels, memory
 from ablate.profiling.clock import clock_for
@@ -45,18 +46,6 @@ SEND_EVERY = 0.2
 
 REASON_LENGTH = 300
 """Characters of a reason; all of it is in the log."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a trial needs to know, as plain data: the resolved tree of settings, phases of "train" and "profile", …"""
-
-    settings: dict[str, Any]
-    seed: int
-    device: str
-    threads: int
-    phases: tuple[str, ...]
-    log: str
 
 
 @dataclass(frozen=True)

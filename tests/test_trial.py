@@ -20,9 +20,10 @@ import torch
 
 from ablate import cost, results, trial
 from ablate.data.random_tokens import Config as RandomTokens
+from ablate.job import Job
 from ablate.profiling import decode, memory
 from ablate.settings import resolved, typed
-from ablate.trial import Job, Reporter, classify, perform
+from ablate.trial import Reporter, classify, perform
 
 MODEL = {
     "d_model": 16,

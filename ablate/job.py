@@ -1,0 +1,30 @@
+"""What the parent gives to a trial's process. The parent never imports the trial itself, whose imports take seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Job:
+    """A trial as plain data.
+
+    `settings` is the resolved tree of settings, `phases` holds "train", "profile" or both, `log` is the file that
+    everything printed goes to.
+    """
+
+    settings: dict[str, Any]
+    seed: int
+    device: str
+    threads: int
+    phases: tuple[str, ...]
+    log: str
+
+
+def perform(job: Job, connection: Connection) -> None:
+    """The child's whole life: run `job` and tell the parent over `connection`."""
+    from ablate import trial
+
+    trial.main(job, connection)
