@@ -14,7 +14,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
-from ablate.job import Job, perform
+from ablate.job import Job
 
 _OWN_VARIABLES = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_TRACKING_TOKEN")
 
@@ -47,6 +47,13 @@ def environment(threads: int) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def perform(job: Job, connection: Connection) -> None:
+    """A child's whole life. The parent never imports the trial itself, whose imports take seconds."""
+    from ablate import trial
+
+    trial.main(job, connection)
 
 
 class Child:

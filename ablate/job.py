@@ -1,9 +1,8 @@
-"""What the parent gives to a trial's process. The parent never imports the trial itself, whose imports take seconds."""
+"""What the parent gives to a trial's process."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
 
@@ -21,10 +20,3 @@ class Job:
     threads: int
     phases: tuple[str, ...]
     log: str
-
-
-def perform(job: Job, connection: Connection) -> None:
-    """The child's whole life: run `job` and tell the parent over `connection`."""
-    from ablate import trial
-
-    trial.main(job, connection)

@@ -216,7 +216,6 @@ def test_the_baseline_cannot_be_excluded(expand: Expand) -> None:
         ),
         ("vary: {vocab_size: [15]}", "vocab_size=15", "vocab_size 15 is less than the 16 tokens of the data"),
         ("vary: {d_model: [4]}", "d_model=4", "the rotated width of a head is 1, which is odd"),
-        ("vary: {train.tokens: [64]}", "train.tokens=64", "exactly one of 'steps' and 'tokens' says how long to train"),
     ],
 )
 def test_what_is_wrong_only_together_is_listed_with_its_reason(
@@ -805,3 +804,11 @@ def test_trials_of_an_experiment_never_share_an_id(expand: Expand) -> None:
     ids = [each.trial_id for each in found.trials("cpu", 2)]
     assert len(set(ids)) == len(ids) == 15
     assert all(len(each) == 16 and set(each) <= set("0123456789abcdef") for each in ids)
+
+
+@pytest.mark.parametrize("change", ["vary: {train.tokens: [4096]}", "variants: {longer: {train: {tokens: 4096}}}"])
+def test_one_way_to_give_the_length_replaces_the_other(change: str, expand: Expand) -> None:
+    found = expand(change)
+    assert not found.invalid
+    longer = found.variants[-1].settings.train
+    assert (longer.tokens, longer.n_steps * longer.batch_tokens) == (None, 4096)

@@ -21,7 +21,7 @@ STOREYS = [
     ["registry", "document", "presets"],
     [*SLOTS],
     ["settings", "grid", "experiment"],
-    ["model", "cost", "building", "results", "mlflow_view"],
+    ["model", "cost", "building", "job", "results", "mlflow_view"],
     ["batches", "train", "profiling", "plan", "machine", "stats"],
     ["trial", "child", "progress", "report", "tracking", "mlflow_run", "mlflow_ui"],
     ["runner"],
