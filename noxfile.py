@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import sys
 from pathlib import Path
 
 import nox
@@ -11,57 +13,63 @@ import nox
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["lint", "types", "tests"]
 
-# torch and MLflow weigh two gigabytes, so that sessions share one environment, and install only when what it holds
+# torch and MLflow weigh two gigabytes, so that sessions share one environment, and install only when what it is made of
 # has changed.
-SHARED = ".nox/ablate"
-ASKS = ("pyproject.toml", "constraints.txt")
+SHARED = Path(".nox/ablate")
+MADE_OF = ("pyproject.toml", "constraints.txt")
 
 
-def install(session: nox.Session, *extras: str) -> None:
-    """The package, editable, with the exact versions of constraints.txt; skipped where that is done already."""
-    state = hashlib.sha256(b"".join(Path(name).read_bytes() for name in ASKS)).hexdigest()
-    done = Path(session.virtualenv.location) / f"ablate-{'-'.join(extras) or 'plain'}"
+def environment(session: nox.Session, folder: Path, *extras: str, editable: bool = True) -> str:
+    """The Python of an environment with the package and the exact versions of constraints.txt."""
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    state = hashlib.sha256(b"".join(Path(name).read_bytes() for name in MADE_OF)).hexdigest()
+    done = folder / f"ablate-{'-'.join(extras) or 'plain'}"
     if done.exists() and done.read_text(encoding="utf-8") == state:
-        return
+        return str(python)
+    if not python.exists():
+        session.run(sys.executable, "-m", "venv", str(folder), external=True)
+    install = (str(python), "-m", "pip", "install", "--quiet", "-c", "constraints.txt")
     # torch first and alone: asked for together with others, pip may choose a build many times the size.
-    session.install("-c", "constraints.txt", "torch")
-    session.install("-c", "constraints.txt", "-e", f".[{','.join(extras)}]" if extras else ".")
+    session.run(*install, "torch", external=True)
+    package = f".[{','.join(extras)}]" if extras else "."
+    session.run(*install, *(["-e"] if editable else []), package, external=True)
     done.write_text(state, encoding="utf-8")
+    return str(python)
 
 
-@nox.session(venv_location=SHARED)
+@nox.session(venv_backend="none")
 def quickstart(session: nox.Session) -> None:
     """Run experiments/quickstart.yaml: leaves reports/quickstart/report.md."""
-    install(session)
-    session.run("python", "-m", "ablate", "run", "experiments/quickstart.yaml", *session.posargs)
+    python = environment(session, SHARED)
+    session.run(python, "-m", "ablate", "run", "experiments/quickstart.yaml", *session.posargs, external=True)
 
 
-@nox.session(venv_location=SHARED)
+@nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """Run the tests."""
-    install(session, "test")
-    session.run("python", "-m", "pytest", "-n", "2", *session.posargs)
+    python = environment(session, SHARED, "test")
+    session.run(python, "-m", "pytest", "-n", "2", *session.posargs, external=True)
 
 
-@nox.session(venv_location=SHARED)
+@nox.session(venv_backend="none")
 def report(session: nox.Session) -> None:
     """Write the quickstart's report again from what is stored."""
-    install(session)
-    session.run("python", "-m", "ablate", "report", "experiments/quickstart.yaml", *session.posargs)
+    python = environment(session, SHARED)
+    session.run(python, "-m", "ablate", "report", "experiments/quickstart.yaml", *session.posargs, external=True)
 
 
-@nox.session(venv_location=SHARED)
+@nox.session(venv_backend="none")
 def gpu(session: nox.Session) -> None:
     """Run the checks that need a GPU; where there is none they are skipped and say so."""
-    install(session, "test")
-    session.run("python", "-m", "pytest", "-m", "gpu", "-rs", *session.posargs, success_codes=[0, 5])
+    python = environment(session, SHARED, "test")
+    session.run(python, "-m", "pytest", "-m", "gpu", "-rs", *session.posargs, external=True)
 
 
-@nox.session(venv_location=SHARED)
+@nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
     """Check types: mypy, strict."""
-    install(session, "types")
-    session.run("python", "-m", "mypy")
+    python = environment(session, SHARED, "types")
+    session.run(python, "-m", "mypy", external=True)
 
 
 @nox.session
@@ -75,14 +83,13 @@ def lint(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def reproduce(session: nox.Session) -> None:
     """Run one small experiment in two fresh environments: everything but times and memory is equal to the last bit."""
-    folders = []
+    results = []
     for name in ("first", "second"):
         home = Path(session.cache_dir) / "reproduce" / name
-        session.run("python", "-m", "venv", "--clear", str(home), external=True)
-        python = str(home / ("Scripts" if os.name == "nt" else "bin") / "python")
-        for what in ("torch", "."):
-            session.run(python, "-m", "pip", "install", "-q", "-c", "constraints.txt", what, external=True)
-        folders.append(home / "results")
-        run = (python, "-m", "ablate", "run", "experiments/reproduce.yaml", "--results", str(folders[-1]))
-        session.run(*run, "--reports", str(home / "reports"), external=True)
-    session.run(python, "tools/compare_results.py", *(str(folder / "reproduce") for folder in folders), external=True)
+        shutil.rmtree(home, ignore_errors=True)
+        python = environment(session, home / "environment", editable=False)
+        results.append(str(home / "results"))
+        places = ("--results", results[-1], "--reports", str(home / "reports"))
+        session.run(python, "-m", "ablate", "run", "experiments/reproduce.yaml", *places, external=True)
+    folders = [str(Path(each) / "reproduce") for each in results]
+    session.run(python, "tools/compare_results.py", *folders, external=True)
