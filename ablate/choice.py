@@ -39,7 +39,7 @@ _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kMB])")
 _UNITS = {"k": 10**3, "M": 10**6, "B": 10**9}
 
 
-def _whole(value: object) -> object:
+def as_whole(value: object) -> object:
     """`2M` is 2 000 000 and `1e3` is 1000; a truth value is not a number."""
     if isinstance(value, bool):
         raise ValueError(f"a whole number is needed, not {str(value).lower()}")
@@ -57,8 +57,8 @@ def _real(value: object) -> object:
     return value
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
-Count = Annotated[int, Field(ge=1, le=2**53), BeforeValidator(_whole)]
+Whole = Annotated[int, BeforeValidator(as_whole)]
+Count = Annotated[int, Field(ge=1, le=2**53), BeforeValidator(as_whole)]
 Real = Annotated[float, BeforeValidator(_real)]
 Rate = Annotated[float, Field(ge=0, lt=1), BeforeValidator(_real)]
 

@@ -1,120 +1,20 @@
-"""The experiment file: read, checked and expanded into variants and trials, before anything runs."""
+"""The experiment: a file read, checked and expanded into variants and trials, before anything runs."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path as File
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any
 
-from pydantic import BeforeValidator, Field
-
-from ablate import document, grid, registry
-from ablate.choice import Faults, Path, Settings, SettingsError, Whole, _whole, validated
+from ablate import document
+from ablate.choice import Faults
 from ablate.data import Corpus
 from ablate.document import Document, FileFaults, Mark, printable, told
-from ablate.settings import VariantSettings, resolved, typed
+from ablate.expansion import LATER, ExperimentFile, expand
+from ablate.variant import BASELINE, Invalid, Trial, Variant, foreign_names, trial_of
 
-BASELINE = "baseline"
-_LATER = ("match", "tune", "claims")
 _BUDGETS = (("train", "steps"), ("train", "tokens"))
-_MOST_SEEDS = 1000
-T = TypeVar("T")
-
-
-def _seeds(value: object) -> object:
-    """A count means the seeds 0, 1, …"""
-    if isinstance(value, list):
-        return value
-    count = _whole(value)
-    if not isinstance(count, int) or not 0 < count <= _MOST_SEEDS:
-        raise ValueError(f"a list of seeds is needed, or a count from 1 to {_MOST_SEEDS}")
-    return list(range(count))
-
-
-def _values(value: object) -> object:
-    if not isinstance(value, list) or not value:
-        raise ValueError("a list of at least one value is needed")
-    return value
-
-
-def _named(value: object) -> object:
-    return {"name": value} if isinstance(value, str) else value
-
-
-class ExperimentFile(Settings):
-    """The file's own keys; what stands below them is checked where it is used."""
-
-    name: str = Field(description="of the experiment and its folder of results")
-    question: str | None = Field(None, description="what the experiment is to answer")
-    baseline: dict[str, Any] = Field({}, description="the model that everything is compared with")
-    variants: dict[str, dict[str, Any]] = Field({}, description="named changes to the baseline")
-    vary: dict[str, Annotated[list[Any], BeforeValidator(_values)]] = Field({}, description="axes: paths with values")
-    design: Literal["product", "one_at_a_time"] = Field("product", description="how axes combine")
-    exclude: list[Annotated[dict[str, Any], Field(min_length=1)]] = Field([], description="combinations to leave out")
-    seeds: Annotated[list[Annotated[Whole, Field(ge=0, lt=2**31)]], BeforeValidator(_seeds), Field(min_length=1)] = (
-        Field([0], description="a list, or a count")
-    )
-    data: Annotated[dict[str, Any], BeforeValidator(_named)] = Field({}, description="where tokens come from")
-    train: dict[str, Any] = Field(description="the recipe")
-    profile: dict[str, Any] = Field({}, description="what is measured beside training")
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One complete, named configuration. `changes` are its differences to the baseline, by dotted path."""
-
-    name: str
-    settings: VariantSettings
-    corpus: Corpus
-    changes: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_baseline(self) -> bool:
-        """Whether this is what the others are compared with."""
-        return self.name == BASELINE
-
-    @property
-    def groups(self) -> list[str]:
-        """The settings that it changes, from afar: slots and other settings of the model, paths of the rest."""
-        return sorted({path if path.split(".")[0] in grid.SECTIONS else path.split(".")[0] for path in self.changes})
-
-    @cached_property
-    def plain(self) -> dict[str, Any]:
-        """The settings as plain data."""
-        return self.settings.model_dump(mode="json")
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Everything in the settings that determines what is trained: of the data its bytes, of `profile` nothing."""
-        train = {key: value for key, value in self.plain["train"].items() if key != "max_seconds"}
-        return {"model": self.plain["model"], "train": train, "data": [self.corpus.sha256, self.corpus.vocab_size]}
-
-    @cached_property
-    def canonical(self) -> str:
-        """The identity as text: two variants with the same one are the same."""
-        return _json(self.identity)
-
-
-@dataclass(frozen=True)
-class Invalid:
-    """A combination that cannot work, and why."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One variant with one seed."""
-
-    variant: Variant
-    seed: int
-    trial_id: str
-    profile_id: str
 
 
 @dataclass(frozen=True)
@@ -137,9 +37,20 @@ class Experiment:
         try:
             for change in sets:
                 _set(found, change)
-            return _expand(found, max_trials)
+            expanded = expand(found, max_trials)
         except Faults as faults:
             raise told(found, faults) from None
+        file = expanded.file
+        return cls(
+            name=file.name,
+            question=file.question,
+            found=found,
+            variants=expanded.variants,
+            invalid=expanded.invalid,
+            same=expanded.same,
+            counts=expanded.counts,
+            seeds=file.seeds,
+        )
 
     @property
     def file(self) -> str:
@@ -173,40 +84,11 @@ class Experiment:
 
     def plug_ins(self) -> list[str]:
         """The user's own code that the experiment names."""
-        return sorted({name for variant in self.variants for name in _foreign_names(variant.plain)})
+        return sorted({name for variant in self.variants for name in foreign_names(variant.plain)})
 
     def trials(self, device: str, threads: int) -> list[Trial]:
         """Every variant with every seed, seeds outermost, as they run on this kind of device."""
-        return [_trial(variant, seed, device, threads) for seed in self.seeds for variant in self.variants]
-
-
-def _trial(variant: Variant, seed: int, device: str, threads: int) -> Trial:
-    identity = variant.identity
-    own_threads = identity["train"].pop("threads")
-    sources = [registry.source_sha256(name) for name in _foreign_names(identity["model"])]
-    trial_id = _hash([identity, seed, device, own_threads or threads, sources])
-    return Trial(variant, seed, trial_id, _hash(variant.plain["profile"]))
-
-
-def _hash(value: Any) -> str:
-    return hashlib.sha256(_json(value).encode()).hexdigest()[:16]
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-
-
-def _foreign_names(node: Any) -> Iterator[str]:
-    """Every choice of the user's own in a plain settings tree."""
-    if isinstance(node, Mapping):
-        name = node.get("name")
-        if isinstance(name, str) and registry.is_foreign(name):
-            yield name
-        for value in node.values():
-            yield from _foreign_names(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from _foreign_names(value)
+        return [trial_of(variant, seed, device, threads) for seed in self.seeds for variant in self.variants]
 
 
 def _set(found: Document, change: str) -> None:
@@ -238,248 +120,7 @@ def _set(found: Document, change: str) -> None:
 
 def _place_of_key(path: tuple[str, ...]) -> tuple[str, ...]:
     """Where a dotted key of the command line stands in a file: a bare setting in the baseline; changes stay dotted."""
-    if path[0] not in ExperimentFile.model_fields and path[0] not in _LATER:
+    if path[0] not in ExperimentFile.model_fields and path[0] not in LATER:
         path = (BASELINE, *path)
     depth = {BASELINE: 1, "vary": 1, "variants": 2}.get(path[0], len(path))
     return (*path[:depth], ".".join(path[depth:])) if len(path) > depth else path
-
-
-def _expand(found: Document, max_trials: int) -> Experiment:
-    for key in _LATER:
-        if key in found.data:
-            raise _refusal((key,), f"'{key}' is not built yet", "leave it out")
-    raw = {**found.data, "name": document.experiment_name(found)}
-    file = validated(ExperimentFile, raw)
-    _check_names(file)
-    _check_alike(file)
-    return _Expansion(file, found, max_trials).experiment()
-
-
-def _refusal(path: Path, message: str, cure: str) -> Faults:
-    return Faults([SettingsError(path, message, cure)])
-
-
-def _check_names(file: ExperimentFile) -> None:
-    for name in file.variants:
-        if name == BASELINE or not name.strip() or not name.isprintable():
-            raise _refusal(("variants", name), f"'{name}' cannot be the name of a variant", "choose another name")
-    if len(set(file.seeds)) < len(file.seeds):
-        raise _refusal(("seeds",), "a seed is given twice", "give each seed once")
-
-
-def _check_alike(file: ExperimentFile) -> None:
-    """What determines no number of training, and so is no part of a trial's identity, is the same for all variants."""
-    paths: list[tuple[Path, Path]] = [(("vary", path), tuple(path.split("."))) for path in file.vary]
-    for name, changes in file.variants.items():
-        for key, value in changes.items():
-            inner: list[Path] = [(*key.split("."), below) for below in value] if isinstance(value, dict) else []
-            paths += [(("variants", name, key), each) for each in (inner or [tuple(key.split("."))])]
-    for place, path in paths:
-        if path[0] == "profile" or path == ("train", "max_seconds"):
-            message = f"'{'.'.join(map(str, path))}' is the same for all variants"
-            raise _refusal(place, message, "set it in the file's own section")
-
-
-class _Expansion:
-    """The way from a file to its variants, counting what falls out."""
-
-    def __init__(self, file: ExperimentFile, found: Document, max_trials: int) -> None:
-        self.file, self.found, self.max_trials = file, found, max_trials
-        self.axes = grid.Axes(file.vary, file.design)
-        self.invalid: list[Invalid] = []
-        self.same: dict[str, str] = {}
-        self.excluded = self.merged = self.equal_to_baseline = 0
-        self.by_canonical: dict[str, Variant] = {}
-        self.corpora: dict[str, Corpus] = {}
-        self.differs: dict[tuple[str, int], bool] = {}
-
-    def experiment(self) -> Experiment:
-        """The whole way."""
-        self._check_size()
-        self.base_tree = self._placed((BASELINE,), lambda: grid.baseline_tree(self.found.data))
-        self.baseline = self._whole(BASELINE, self.base_tree, (BASELINE,))
-        self.by_canonical[self.baseline.canonical] = self.baseline
-        named = {name: self._named(name, changes) for name, changes in self.file.variants.items()}
-        self._check_paths(list(named.values()))
-        for name, tree in named.items():
-            self._keep(self._whole(name, tree, ("variants", name)))
-        for combination in self.axes.combinations():
-            self._try(combination)
-        return Experiment(
-            name=self.file.name,
-            question=self.file.question,
-            found=self.found,
-            variants=list(self.by_canonical.values()),
-            invalid=self.invalid,
-            same=self.same,
-            counts=self._counts(),
-            seeds=self.file.seeds,
-        )
-
-    def _counts(self) -> dict[str, int]:
-        """Raw counts the baseline only where nothing equals it; what equals it first is the baseline, not merged."""
-        planned = len(self.by_canonical)
-        return {
-            "raw": len(self.file.variants) + self.axes.count() + (0 if self.equal_to_baseline else 1),
-            "excluded": self.excluded,
-            "invalid": len(self.invalid),
-            "merged": self.merged,
-            "planned": planned,
-            "trials": planned * len(self.file.seeds),
-        }
-
-    def _check_size(self) -> None:
-        if (raw := self.axes.count() + len(self.file.variants)) > self.max_trials:
-            message = f"{raw} combinations are more than {self.max_trials}"
-            raise _refusal(("vary",), message, f"take values out, or give --max-trials {raw}")
-
-    def _named(self, name: str, changes: dict[str, Any]) -> grid.Tree:
-        return self._placed(("variants", name), lambda: grid.overlay(self.base_tree, changes))
-
-    def _check_paths(self, named: list[grid.Tree]) -> None:
-        """Axes and exclusions name settings that exist, and exclusions values that could be."""
-        trees = [*self._placed(("vary",), lambda: self.axes.trees(self.base_tree)), *named]
-        self._placed(("vary",), lambda: _none(grid.homeless(self.axes.values, trees)))
-        for i, rule in enumerate(self.file.exclude):
-            self._placed(("exclude", i), lambda rule=rule: _none(grid.homeless(rule, trees)))  # type: ignore[misc]
-            self._placed(("exclude", i), lambda rule=rule: typed(grid.applicable(self.base_tree, rule)[0]))  # type: ignore[misc]
-
-    def _try(self, combination: Mapping[str, Any]) -> None:
-        """Keep the variant of a combination, or count why not. A value wrong by itself refuses the file."""
-        tree, meant = self._placed(("vary",), lambda: grid.applicable(self.base_tree, combination), combination)
-        settings = self._placed(("vary",), lambda: typed(tree), combination)
-        corpus = self._placed(("vary",), lambda: self._corpus(settings), combination)
-        name = self._name(meant)
-        try:
-            variant = self._variant(name, settings, corpus)
-        except Faults as faults:
-            if not self._is_excluded(tree):
-                self.invalid.append(Invalid(name, "; ".join(fault.message for fault in faults.faults)))
-            return
-        if variant.canonical == self.baseline.canonical or not self._is_excluded(tree):
-            self._keep(variant)
-
-    def _name(self, meant: Mapping[str, Any]) -> str:
-        """The differences to the baseline."""
-        differing = {path: value for path, value in meant.items() if self._differs(path, value)}
-        return grid.label(differing) or BASELINE
-
-    def _differs(self, path: str, value: Any) -> bool:
-        key = (path, id(value))
-        if key not in self.differs:
-            self.differs[key] = not self._unchanged(self.base_tree, {path: value})
-        return self.differs[key]
-
-    def _is_excluded(self, tree: grid.Tree) -> bool:
-        hit = any(self._unchanged(tree, rule) for rule in self.file.exclude)
-        self.excluded += hit
-        return hit
-
-    def _unchanged(self, tree: grid.Tree, changes: Mapping[str, Any]) -> bool:
-        """Whether the tree already says what the changes say, in whatever words."""
-        try:
-            return self._meaning(tree) == self._meaning(grid.overlay(tree, changes))
-        except Faults:
-            return False
-
-    def _meaning(self, tree: grid.Tree) -> VariantSettings:
-        """With every default filled in where that goes."""
-        settings = typed(tree)
-        try:
-            return self._resolved(settings, self._corpus(settings))
-        except Faults:
-            return settings
-
-    def _corpus(self, settings: VariantSettings) -> Corpus:
-        key = _json(settings.data.settings())
-        if key not in self.corpora:
-            try:
-                self.corpora[key] = settings.data.corpus()
-            except SettingsError as fault:
-                raise Faults([fault.below(("data",))]) from None
-        return self.corpora[key]
-
-    def _resolved(self, settings: VariantSettings, corpus: Corpus) -> VariantSettings:
-        """With every default filled in, the size of the vocabulary from the data among them."""
-        try:
-            return resolved(settings, corpus.vocab_size)
-        except Faults:
-            raise
-        except Exception as error:  # a user's own choice may raise whatever it likes
-            if not (names := sorted(set(_foreign_names(settings.model_dump(mode="json"))))):
-                raise
-            reason = printable(f"{type(error).__name__}: {error}")
-            raise Faults([SettingsError((), f"{' or '.join(names)} fails in these settings: {reason}")]) from error
-
-    def _keep(self, variant: Variant) -> None:
-        known = self.by_canonical.get(variant.canonical)
-        if known is None:
-            if variant.name in {each.name for each in self.by_canonical.values()}:
-                place = ("variants", variant.name)
-                raise _refusal(place, f"two different variants are called '{variant.name}'", "choose another name")
-            self.by_canonical[variant.canonical] = variant
-            return
-        if known is self.baseline:
-            self.equal_to_baseline += 1
-        if known is not self.baseline or self.equal_to_baseline > 1:
-            self.merged += 1
-        if variant.name != known.name:
-            self.same[variant.name] = known.name
-
-    def _whole(self, name: str, tree: grid.Tree, place: Path) -> Variant:
-        """A variant that must be right by itself: anything wrong refuses the file."""
-
-        def make() -> Variant:
-            settings = typed(tree)
-            return self._variant(name, settings, self._corpus(settings))
-
-        return self._placed(place, make)
-
-    def _variant(self, name: str, settings: VariantSettings, corpus: Corpus) -> Variant:
-        whole = self._resolved(settings, corpus)
-        if name == BASELINE:
-            return Variant(name, whole, corpus)
-        return Variant(name, whole, corpus, dict(differences(self.baseline.plain, whole.model_dump(mode="json"))))
-
-    def _placed(self, place: Path, make: Callable[[], T], combination: Mapping[str, Any] | None = None) -> T:
-        """What `make` gives; its faults, told at the place in the file that they come from."""
-        try:
-            return make()
-        except Faults as faults:
-            raise Faults(
-                SettingsError(self._place_of(place, fault.path, combination), fault.message, fault.cure)
-                for fault in faults.faults
-            ) from None
-
-    def _place_of(self, place: Path, path: Path, combination: Mapping[str, Any] | None) -> Path:
-        """Below `place` where it says so itself, for the baseline also in the section that it comes from."""
-        node: Any = self.found.data
-        for part in place:
-            node = node[part] if isinstance(part, int) else node.get(part, {})
-        if found := grid.key_of(path, node or {}):
-            key, *rest = found
-            return (*place, key, *self._index(str(key), combination), *rest)
-        return path if place == (BASELINE,) and path[:1] in {(section,) for section in grid.SECTIONS} else place
-
-    def _index(self, axis: str, combination: Mapping[str, Any] | None) -> Iterator[int]:
-        """Which of an axis' values the combination has."""
-        if combination and axis in combination:
-            yield next(i for i, value in enumerate(self.axes.values[axis]) if value is combination[axis])
-
-
-def _none(faults: Iterable[SettingsError]) -> None:
-    """Raise the faults, if any."""
-    if found := list(faults):
-        raise Faults(found)
-
-
-def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings of the plain tree `new` that are not in `old`, by dotted path; a choice stands for its name."""
-    if isinstance(new, Mapping):
-        for key, value in new.items():
-            inner = path if key == "name" and path else f"{path}.{key}".lstrip(".")
-            inner = "" if (not path and key == "model") else inner
-            before = old.get(key) if isinstance(old, Mapping) else None
-            yield from differences(before, value, inner)
-    elif new != old:
-        yield path, new

@@ -12,9 +12,10 @@ from ablate.batches import check_corpus
 from ablate.choice import Faults, SettingsError
 from ablate.cost import Cost, cache_bytes, cache_bytes_per_token, cost, training_bytes
 from ablate.document import as_text, printable, told
-from ablate.experiment import Experiment, Variant
+from ablate.experiment import Experiment
 from ablate.meta import on_meta
 from ablate.model import Transformer
+from ablate.variant import Variant
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,12 @@ import psutil
 
 from ablate import child, machine
 from ablate.child import Child
-from ablate.experiment import Experiment, Trial
+from ablate.experiment import Experiment
 from ablate.job import Job
 from ablate.machine import Resources
 from ablate.plan import VariantPlan
 from ablate.results import Columns, Store
+from ablate.variant import Trial
 
 _POLL_SECONDS = 0.5
 _RUNNING = "running.json"

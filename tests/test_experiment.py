@@ -14,7 +14,8 @@ from conftest import TINY, Expand, Refused, Write
 
 from ablate import registry
 from ablate.document import FileFaults
-from ablate.experiment import Experiment, Trial
+from ablate.experiment import Experiment
+from ablate.variant import Trial
 
 SAMPLE = """\
 name: attention

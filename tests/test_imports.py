@@ -20,7 +20,7 @@ STOREYS = [
     ["__init__", "catalogue", "choice", "linear", "meta", "cache", "metrics", "init"],
     ["registry", "document", "presets"],
     [*SLOTS],
-    ["settings", "grid", "experiment"],
+    ["settings", "grid", "variant", "expansion", "experiment"],
     ["model", "cost", "building", "job", "results", "mlflow_view"],
     ["batches", "train", "profiling", "plan", "machine", "stats"],
     ["trial", "child", "progress", "report", "tracking", "mlflow_run", "mlflow_ui"],

@@ -1,0 +1,113 @@
+"""What an experiment is made of: variants, and trials, each with the identity that its numbers are stored under."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ablate import grid, registry
+from ablate.data import Corpus
+from ablate.settings import VariantSettings
+
+BASELINE = "baseline"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One complete, named configuration. `changes` are its differences to the baseline, by dotted path."""
+
+    name: str
+    settings: VariantSettings
+    corpus: Corpus
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether this is what the others are compared with."""
+        return self.name == BASELINE
+
+    @property
+    def groups(self) -> list[str]:
+        """The settings that it changes, from afar: slots and other settings of the model, paths of the rest."""
+        return sorted({path if path.split(".")[0] in grid.SECTIONS else path.split(".")[0] for path in self.changes})
+
+    @cached_property
+    def plain(self) -> dict[str, Any]:
+        """The settings as plain data."""
+        return self.settings.model_dump(mode="json")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Everything in the settings that determines what is trained: of the data its bytes, of `profile` nothing."""
+        train = {key: value for key, value in self.plain["train"].items() if key != "max_seconds"}
+        return {"model": self.plain["model"], "train": train, "data": [self.corpus.sha256, self.corpus.vocab_size]}
+
+    @cached_property
+    def canonical(self) -> str:
+        """The identity as text: two variants with the same one are the same."""
+        return canonical_json(self.identity)
+
+
+@dataclass(frozen=True)
+class Invalid:
+    """A combination that cannot work, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One variant with one seed."""
+
+    variant: Variant
+    seed: int
+    trial_id: str
+    profile_id: str
+
+
+def trial_of(variant: Variant, seed: int, device: str, threads: int) -> Trial:
+    """A variant with a seed, under the hash of everything that determines its numbers."""
+    identity = variant.identity
+    own_threads = identity["train"].pop("threads")
+    sources = [registry.source_sha256(name) for name in foreign_names(identity["model"])]
+    trial_id = _hash([identity, seed, device, own_threads or threads, sources])
+    return Trial(variant, seed, trial_id, _hash(variant.plain["profile"]))
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:16]
+
+
+def canonical_json(value: Any) -> str:
+    """Strict JSON in which the order of keys says nothing."""
+    return json.dumps(value, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+def foreign_names(node: Any) -> Iterator[str]:
+    """Every choice of the user's own in a plain settings tree."""
+    if isinstance(node, Mapping):
+        name = node.get("name")
+        if isinstance(name, str) and registry.is_foreign(name):
+            yield name
+        for value in node.values():
+            yield from foreign_names(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from foreign_names(value)
+
+
+def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings of the plain tree `new` that are not in `old`, by dotted path; a choice stands for its name."""
+    if isinstance(new, Mapping):
+        for key, value in new.items():
+            inner = path if key == "name" and path else f"{path}.{key}".lstrip(".")
+            inner = "" if (not path and key == "model") else inner
+            before = old.get(key) if isinstance(old, Mapping) else None
+            yield from differences(before, value, inner)
+    elif new != old:
+        yield path, new
