@@ -25,7 +25,7 @@ class Running:
     tokens: int = 0
     loss: float | None = None
     began: tuple[float, int] | None = None
-    said: float = field(default_factory=time.monotonic)
+    said: float = field(default_factory=lambda: time.monotonic())
 
     def learn(self, curve: Mapping[str, Sequence[Any]]) -> None:
         """Take in points of the training curve."""
@@ -45,7 +45,11 @@ class Running:
 
     def line(self) -> str:
         """The state in a line."""
-        parts = [self.label, self.phase if self.phase != "train" else f"step {self.step}/{self.steps}"]
+        parts = [self.label]
+        if self.step:
+            parts.append(f"step {self.step}/{self.steps}")
+        if self.phase != "train" or not self.step:
+            parts.append(self.phase)
         if self.loss is not None:
             parts.append(f"loss {self.loss:.3f}")
         if speed := self.tokens_per_second():
