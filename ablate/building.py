@@ -15,9 +15,10 @@ def model_settings(baseline: Mapping[str, Any], vocab_size: int = 256) -> ModelS
     return resolved(typed(tree), vocab_size).model
 
 
-def build(settings: Mapping[str, Any], seed: int = 0) -> model.Transformer:
+def build(settings: Mapping[str, Any] | ModelSettings, seed: int = 0) -> model.Transformer:
     """A model from settings such as `{"preset": "llama", "n_layers": 2}`, its weights drawn from `seed`.
 
+    A variant's own settings (`Experiment.from_file(path).variants[0].settings.model`) are taken as they are.
     `model(input_ids)` gives logits; `cache = model.new_cache(batch, tokens)` and `model(next_ids, cache=cache)` decode.
     """
-    return model.build(model_settings(settings), seed)
+    return model.build(settings if isinstance(settings, ModelSettings) else model_settings(settings), seed)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 SLOTS = ("attention", "position", "feed_forward", "norm", "block")
 SOURCES = ("data",)
-PRESETS = "presets"
+PRESET, PRESETS = "preset", "presets"
 _HOME = Path(__file__).parent
 
 
@@ -28,6 +28,7 @@ def text(slot: str, name: str) -> str:
 
 def listing(slot: str | None = None) -> dict[str, dict[str, str]]:
     """Name -> first line, by slot. Raises `Faults` for a slot that does not exist."""
+    slot = PRESETS if slot == PRESET else slot
     slots = (*SLOTS, *SOURCES, PRESETS)
     if slot is not None and slot not in slots:
         from ablate.choice import Faults, unknown

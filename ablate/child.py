@@ -49,6 +49,18 @@ def environment(threads: int) -> Iterator[None]:
         os.environ.update(before)
 
 
+def warm_up(start: BaseContext) -> None:
+    """Have the server that children are forked from import what it must, so that no trial's time has a part of that."""
+    if start.get_start_method() == "forkserver":
+        first = start.Process(target=_nothing, daemon=True)  # type: ignore[attr-defined]
+        first.start()
+        first.join()
+
+
+def _nothing() -> None:
+    """The whole work of the first child."""
+
+
 def perform(job: Job, connection: Connection) -> None:
     """A child's whole life. The parent never imports the trial itself, whose imports take seconds."""
     from ablate import trial
@@ -60,7 +72,6 @@ class Child:
     """A running trial and everything it has said so far."""
 
     def __init__(self, start: BaseContext, job: Job) -> None:
-        self.began = time.monotonic()
         self.limit: float | None = job.settings["train"]["max_seconds"]
         self.phase = "start"
         self.columns: dict[str, Any] = {}
@@ -71,6 +82,7 @@ class Child:
         self.connection, theirs = multiprocessing.Pipe(duplex=False)
         self.process = start.Process(target=perform, args=(job, theirs), daemon=True)  # type: ignore[attr-defined]
         self.process.start()
+        self.began = time.monotonic()
         theirs.close()
 
     def waitables(self) -> list[Connection | int]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import operator
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, PydanticKnownError
+from pydantic_core.core_schema import no_info_after_validator_function
 
 Path = tuple[str | int, ...]
 
@@ -27,6 +30,10 @@ class SettingsError(ValueError):
         return SettingsError((*prefix, *self.path), self.message, self.cure)
 
 
+Problem = str | SettingsError
+"""What a choice finds wrong with its own settings: a sentence, or one with its cure."""
+
+
 class Faults(ValueError):
     """All faults found at once, so that a file is mended in one go."""
 
@@ -35,6 +42,9 @@ class Faults(ValueError):
         super().__init__("; ".join(fault.message for fault in self.faults))
 
 
+_WHOLE_CURE = "write a whole number without quotes, such as 8"
+_REAL_CURE = "write a number without quotes, such as 1e-3"
+_NESTED_CURE = "write settings below it, as in `key: value`"
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kMB])")
 _UNITS = {"k": 10**3, "M": 10**6, "B": 10**9}
 
@@ -42,7 +52,7 @@ _UNITS = {"k": 10**3, "M": 10**6, "B": 10**9}
 def as_whole(value: object) -> object:
     """`2M` is 2 000 000 and `1e3` is 1000; a truth value is not a number."""
     if isinstance(value, bool):
-        raise ValueError(f"a whole number is needed, not {str(value).lower()}")
+        raise SettingsError((), f"a whole number is needed, not {str(value).lower()}", _WHOLE_CURE)
     if isinstance(value, str) and (match := _COUNT.fullmatch(value)):
         value = float(match[1]) * _UNITS[match[2]]
         value = round(value) if abs(value - round(value)) < 1e-6 else value
@@ -53,14 +63,43 @@ def as_whole(value: object) -> object:
 
 def _real(value: object) -> object:
     if isinstance(value, bool):
-        raise ValueError(f"a number is needed, not {str(value).lower()}")
+        raise SettingsError((), f"a number is needed, not {str(value).lower()}", _REAL_CURE)
     return value
 
 
+_BOUNDS: dict[str, tuple[Any, Any, str]] = {
+    "ge": ("greater_than_equal", operator.ge, "minimum"),
+    "le": ("less_than_equal", operator.le, "maximum"),
+    "lt": ("less_than", operator.lt, "exclusiveMaximum"),
+}
+
+
+class _Bounded:
+    """Bounds that hold beside a field's own: of two `Field(le=…)` pydantic knows only one."""
+
+    def __init__(self, **bounds: int) -> None:
+        self.bounds = bounds
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), **{_BOUNDS[bound][2]: limit for bound, limit in self.bounds.items()}}
+
+    def _check(self, value: Any) -> Any:
+        for bound, limit in self.bounds.items():
+            kind, holds, _ = _BOUNDS[bound]
+            if not holds(value, limit):
+                raise PydanticKnownError(kind, {bound: limit})
+        return value
+
+
 Whole = Annotated[int, BeforeValidator(as_whole)]
-Count = Annotated[int, Field(ge=1, le=2**53), BeforeValidator(as_whole)]
+Count = Annotated[int, BeforeValidator(as_whole), _Bounded(ge=1, le=2**53)]
+Size = Annotated[int, BeforeValidator(as_whole), _Bounded(ge=1, le=2**24)]
+"""A dimension of a tensor; no machine holds a matrix beyond."""
 Real = Annotated[float, BeforeValidator(_real)]
-Rate = Annotated[float, Field(ge=0, lt=1), BeforeValidator(_real)]
+Rate = Annotated[float, BeforeValidator(_real), _Bounded(ge=0, lt=1)]
 
 
 @dataclass(frozen=True)
@@ -106,11 +145,14 @@ S = TypeVar("S", bound=Settings)
 def validated(kind: type[S], raw: object, path: Path = ()) -> S:
     """`raw` as `kind`. Raises `Faults`, each with its place below `path`."""
     if not isinstance(raw, Mapping):
-        raise Faults([SettingsError(path, f"settings are needed here, not {raw!r}")])
+        raise Faults([SettingsError(path, f"settings are needed here, not {raw!r}", _NESTED_CURE)])
     try:
         return kind.model_validate(dict(raw))
     except ValidationError as error:
         raise Faults(_fault(kind, dict(item), path) for item in error.errors()) from None
+
+
+_PLAIN = (str, int, float, bool, type(None))
 
 
 def _fault(kind: type[Settings], item: dict[str, Any], path: Path) -> SettingsError:
@@ -118,12 +160,42 @@ def _fault(kind: type[Settings], item: dict[str, Any], path: Path) -> SettingsEr
     if item["type"] == "extra_forbidden":
         return unknown(str(place[-1]), _known(kind, place[:-1]), "setting", (*path, *place))
     if item["type"] == "missing":
-        return SettingsError((*path, *place), f"'{place[-1]}' is missing")
-    message = str(item["msg"]).removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    shown = f" (it is {item['input']!r})" if isinstance(item["input"], str | int | float | bool | None) else ""
+        return SettingsError((*path, *place), f"'{place[-1]}' is missing", "add it")
+    message, cure = _in_words(item)
+    given = item["input"]
+    shown = f" (it is {'null' if given is None else repr(given)})" if isinstance(given, _PLAIN) else ""
     subject = f"'{'.'.join(map(str, place))}': " if place else ""
-    return SettingsError((*path, *place), f"{subject}{message}{shown}")
+    return SettingsError((*path, *place), f"{subject}{message}{shown}", cure)
+
+
+_WORDS = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), ("a whole number is needed", _WHOLE_CURE)),
+    **dict.fromkeys(("float_type", "float_parsing", "finite_number"), ("a number is needed", _REAL_CURE)),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), ("settings are needed here", _NESTED_CURE)),
+    "string_type": ("text is needed", "write it in quotes"),
+    "bool_type": ("true or false is needed", "write true or false, without quotes"),
+    "list_type": ("a list is needed", "write its values in brackets, as in [1, 2]"),
+    "too_short": ("it has too few values", "give at least {min_length}"),
+    "too_long": ("it has too many values", "give at most {max_length}"),
+    "greater_than": ("must be more than {gt}", "write a number above {gt}"),
+    "greater_than_equal": ("must be at least {ge}", "write {ge} or more"),
+    "less_than": ("must be less than {lt}", "write a number below {lt}"),
+    "less_than_equal": ("must be at most {le}", "write {le} or less"),
+}
+"""What is wrong and what cures it, by pydantic's kinds of errors."""
+
+
+def _in_words(item: dict[str, Any]) -> tuple[str, str]:
+    """An error of pydantic as message and cure; what a validator raised has its own."""
+    context = {key: int(v) if isinstance(v, float) and v.is_integer() else v for key, v in item.get("ctx", {}).items()}
+    if item["type"] == "literal_error":
+        allowed = re.findall(r"'([^']*)'", str(context["expected"]))
+        return f"must be {context['expected']}", _nearest(str(item["input"]), allowed) or f"write {allowed[0]}"
+    if item["type"] in _WORDS:
+        message, cure = (words.format(**context) for words in _WORDS[item["type"]])
+        return message, cure
+    message = str(item["msg"]).removeprefix("Value error, ")
+    return message[:1].lower() + message[1:], getattr(context.get("error"), "cure", "")
 
 
 def _known(kind: type[Settings], place: Path) -> list[str]:
@@ -143,9 +215,13 @@ def unknown(word: str, known: Iterable[str], what: str, path: Path) -> SettingsE
     """The fault of a name that does not exist, with the nearest one that does."""
     known = list(known)
     hint = _AMBIGUOUS.get(word)
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    cure = hint or (f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(known))}")
+    cure = hint or _nearest(word, known) or f"known: {', '.join(sorted(known))}"
     return SettingsError(path, f"unknown {what} '{word}'", cure)
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean '{near[0]}'?" if near else ""
 
 
 _AMBIGUOUS = dict.fromkeys(

@@ -5,6 +5,7 @@ Exit status: 0 all trials `ok`; 1 some are not; 2 the input is wrong; 130 and 14
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -60,7 +61,9 @@ def command(function: Command) -> Command:
             status = function(*args, **kwargs)
         except KeyboardInterrupt:
             status = 130
-        except Exception as error:
+        except BaseException as error:  # a user's own code may raise whatever it likes
+            if BrokenPipeError in (type(error), type(error.__context__)):
+                raise BrokenPipeError(errno.EPIPE, "nobody reads on") from None  # click ends quietly
             if debug:
                 traceback.print_exc()
             click.echo(_told(error, debug), err=True)
@@ -70,18 +73,29 @@ def command(function: Command) -> Command:
     return DEBUG(guarded)
 
 
-def _told(error: Exception, debug: bool) -> str:
+def _told(error: BaseException, debug: bool) -> str:
     """One line for the fault, one for the cure."""
     faults = getattr(error, "faults", None)
     if faults:
         return "\n".join(f"{f.message}" + (f"\n  {f.cure}" if f.cure else "") for f in faults)
     if cure := getattr(error, "cure", None):
         return f"{error}\n  {cure}" if cure not in str(error) else str(error)
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{error.filename}: " if error.filename else ""
+        return (
+            f"{place}{error.strerror}\n  {_CURES.get(error.errno or 0, 'see to it that this can be read and written')}"
+        )
+    if not isinstance(error, Exception):
+        return f"{type(error).__name__}: {error}\n  code that the experiment names ended the program"
     if isinstance(error, ValueError) or type(error).__module__.startswith("ablate") or debug:
         return str(error)
     return f"{type(error).__name__}: {' '.join(str(error).split())}\n  this is a fault of ablate; --debug shows where"
+
+
+_CURES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space and run again") | {
+    errno.ENOENT: "see to it that it is there",
+    errno.EMFILE: "allow more open files (ulimit -n) and run again",
+}
 
 
 def _write_utf8() -> None:
@@ -151,16 +165,18 @@ def plan(as_json: bool, **options: Any) -> int:
 
 
 def _print_plan(facts: Mapping[str, Any]) -> None:
+    from ablate.commands import many
+
     counts = facts["counts"]
     click.echo(f"{facts['name']}: {facts['question'] or ''}".rstrip(": "))
     words = ("raw", "excluded", "invalid", "merged", "planned")
     numbers = ", ".join(f"{counts[word]} {word}" for word in words)
-    trials = f"{counts['trials']} trials, {facts['stored']} of them stored"
-    shared = f"{facts['device']}, {facts['workers']} at a time, {facts['threads']} threads each"
+    trials = f"{many(counts['trials'], 'trial')}, {facts['stored']} of them stored"
+    shared = f"{facts['device']}, {facts['workers']} at a time, {many(facts['threads'], 'thread')} each"
     click.echo(f"{numbers} variants; {trials}; {shared}")
     for name in facts["plug_ins"]:
         click.echo(f"runs your own code: {name}")
-    heads = ("variant", "params", "active", "FLOPs/token", "KV bytes/token", "memory ~", "time/trial ~")
+    heads = ("variant", "params", "active", "FLOPs/token", "KV bytes/token", "tensors ~", "time/trial ~")
     rows = [
         (
             each["name"],
@@ -239,13 +255,13 @@ def list_(slot: str | None, as_json: bool) -> int:
 @JSON
 @command
 def describe(target: str, variant: str | None, sets: tuple[str, ...], as_json: bool) -> int:
-    """Describe a choice (attention/gqa), a preset (preset/llama-7b), or the variants of an experiment's FILE."""
+    """Describe a choice (attention/gqa, ./own.py), a preset (preset/llama-7b), or the variants of FILE."""
     from ablate import commands
 
     if target.startswith("preset/"):
         facts = commands.describe_preset(target.removeprefix("preset/"))
         _print_json(facts) if as_json else _print_model(facts, facts["summary"])
-    elif Path(target).exists() or target.endswith((".yaml", ".yml")):
+    elif (Path(target).is_file() and not target.endswith(".py")) or target.endswith((".yaml", ".yml")):
         facts = commands.describe_variants(commands.Wanted(target, sets=sets), variant)
         if as_json:
             _print_json(facts)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import os
+import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ablate import document
+from ablate.choice import Faults, SettingsError
 from ablate.mlflow_view import LOCAL_URL, comparison_links
 from ablate.results import Results, ResultsError, Store, load, places
 
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from ablate.machine import Resources
     from ablate.plan import VariantPlan
     from ablate.tracking import SyncResult, Tracker
+    from ablate.variant import Trial
+
+_TAKEN = re.compile(r"mlflow\.db.*|mlartifacts|.*\.(db|lock)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -58,12 +64,22 @@ class Ran:
     status: int
 
 
+@contextmanager
+def _aside() -> Iterator[None]:
+    """What a user's own code prints is no result: it goes to standard error."""
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+@_aside()
 def read(wanted: Wanted) -> Experiment:
     """The experiment, every variant checked. Raises `FileFaults`."""
     from ablate import plan
     from ablate.experiment import Experiment
 
-    return plan.checked(Experiment.from_file(wanted.file, wanted.sets, wanted.max_trials))
+    experiment = Experiment.from_file(wanted.file, wanted.sets, wanted.max_trials)
+    _check_free(experiment.found, experiment.name)
+    return plan.checked(experiment)
 
 
 def run(wanted: Wanted, console: Console) -> Ran:
@@ -75,12 +91,16 @@ def run(wanted: Wanted, console: Console) -> Ran:
     experiment = read(wanted)
     plans = plan.plan(experiment, timed=False)
     resources = _resources(wanted, plans)
+    for option, root in (("--results", wanted.results), ("--reports", wanted.reports)):
+        _check_writable(root / experiment.name, option)
     store = Store(wanted.results / experiment.name, create=True)
     names = _names_of_trials(store)
     store.write_experiment(plan.document(experiment, plans, machine.facts(resources), wanted.command()))
     trials = experiment.trials(resources.device, resources.threads)
     queue = tasks(trials, store, retry_failed=wanted.retry_failed)
-    console.print(_opening(experiment, len(trials), len(queue)), markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        _opening(experiment, len(queue), _stored_statuses(store, trials)), markup=False, highlight=False, soft_wrap=True
+    )
     tracker = _tracker(wanted, store, new=bool(queue), behind=_names_of_trials(store) != names)
     stopped = 0
     with Progress(console, len(queue)) as progress:
@@ -96,6 +116,21 @@ def run(wanted: Wanted, console: Console) -> Ran:
     outcomes = _outcomes(store.load(), len(trials))
     failed = set(outcomes) - {"ok"} or experiment.invalid
     return Ran(outcomes, len(queue), len(trials) - len(queue), folder, stopped or (1 if failed else 0))
+
+
+def _check_writable(folder: Path, option: str) -> None:
+    """What cannot be written must not be noticed after hours of training."""
+    reason = None if not folder.is_dir() or os.access(folder, os.W_OK) else "no permission"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror
+    if reason:
+        raise document.FileFaults([f"{folder}: no folder that can be written: {reason}\n  give another {option}"])
+
+
+def _stored_statuses(store: Store, trials: Sequence[Trial]) -> Counter[str]:
+    return Counter(row["status"] for trial in trials if (row := store.trial(trial.trial_id)))
 
 
 def _names_of_trials(store: Store) -> dict[str, str]:
@@ -124,13 +159,23 @@ def _resources(wanted: Wanted, plans: Sequence[VariantPlan]) -> Resources:
     return machine.share(wanted.device, wanted.workers, max(each.predicted_memory_bytes for each in plans))
 
 
-def _opening(experiment: Experiment, total: int, to_run: int) -> str:
-    counts = experiment.counts
-    size = f"{counts['planned']} variants x {len(experiment.seeds)} seeds = {total} trials"
+def _opening(experiment: Experiment, to_run: int, statuses: Counter[str]) -> str:
+    planned, seeds, total = experiment.counts["planned"], len(experiment.seeds), experiment.counts["trials"]
+    size = " ".join([many(planned, "variant"), "x", many(seeds, "seed"), "=", many(total, "trial")])
+    failed = {status: number for status, number in sorted(statuses.items()) if status != "ok"}
+    if to_run == 0 and failed:
+        said = ", ".join(f"{number} {status}" for status, number in failed.items())
+        them = "it" if sum(failed.values()) == 1 else "them"
+        return f"{experiment.name}: {size}, all of them stored, {said}; --retry-failed runs {them} again"
     if to_run == 0:
         return f"{experiment.name}: {size}, all of them stored: nothing to train"
     stored = f", {total - to_run} of them stored" if to_run < total else ""
     return f"{experiment.name}: {size}{stored}, {to_run} to run"
+
+
+def many(number: int, word: str) -> str:
+    """`1 seed`, `2 seeds`."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _outcomes(results: Results, planned: int) -> Counter[str]:
@@ -160,9 +205,22 @@ def stored(target: str, results: Path) -> Results:
 
 def name_of(file: str) -> str:
     """An experiment's name, read from its file without checking the rest. Raises `FileFaults`."""
-    return document.experiment_name(document.read(file))
+    found = document.read(file)
+    name = document.experiment_name(found)
+    _check_free(found, name)
+    return name
 
 
+def _check_free(found: document.Document, name: str) -> None:
+    """Beside the experiments' folders stands what MLflow keeps, and locks."""
+    if _TAKEN.fullmatch(name):
+        fault = SettingsError(
+            ("name",), f"'{name}' is kept for what stands beside it in results", "choose another name"
+        )
+        raise document.told(found, Faults([fault]))
+
+
+@_aside()
 def plan_facts(wanted: Wanted) -> dict[str, Any]:
     """What `plan --json` gives."""
     from ablate import plan
@@ -191,6 +249,7 @@ def plan_facts(wanted: Wanted) -> dict[str, Any]:
     }
 
 
+@_aside()
 def status(wanted: Wanted) -> dict[str, Any]:
     """Trials by outcome, what runs now, what is left."""
     from ablate import plan
@@ -224,6 +283,7 @@ def sync(target: str, results: Path) -> SyncResult:
     return Tracker.connect(results, store).sync()
 
 
+@_aside()
 def describe_choice(word: str) -> dict[str, Any]:
     """Settings and source of a choice, given as `slot/name` or as a name. Raises `Faults`."""
     from ablate import registry
@@ -243,13 +303,15 @@ def describe_choice(word: str) -> dict[str, Any]:
 
 def _slot_and_name(word: str) -> tuple[str, str]:
     """`slot/name`, whose name may be that of a user's own file; a built-in name may stand alone."""
-    from ablate import catalogue
-    from ablate.choice import Faults, unknown
+    from ablate import catalogue, registry
+    from ablate.choice import unknown
 
     slots = (*catalogue.SLOTS, *catalogue.SOURCES)
     slot, _, name = word.partition("/")
     if slot in slots and name:
         return slot, name
+    if "." in word:
+        return registry.slot_of(word), word
     known = [(slot, name) for slot in slots for name in catalogue.names(slot)]
     if found := [each for each in known if each[1] == word]:
         return found[0]
@@ -259,11 +321,12 @@ def _slot_and_name(word: str) -> tuple[str, str]:
 
 
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+_NO_BOUND = 2**53  # what a number can hold says nothing of the setting
 
 
 def _field_facts(field: dict[str, Any]) -> dict[str, Any]:
     kinds = [part for part in field.get("anyOf", [field]) if part.get("type") != "null"]
-    bounds = {sign: kinds[0][key] for key, sign in _BOUNDS.items() if key in kinds[0]}
+    bounds = {sign: kinds[0][key] for key, sign in _BOUNDS.items() if abs(kinds[0].get(key, _NO_BOUND)) < _NO_BOUND}
     kind = " | ".join(kinds[0]["enum"]) if "enum" in kinds[0] else kinds[0].get("type", "any")
     facts = {"type": kind, "default": field.get("default"), "description": field.get("description", "")}
     return {**facts, "bounds": " ".join(f"{sign} {value}" for sign, value in bounds.items())}
@@ -279,6 +342,7 @@ def describe_preset(name: str) -> dict[str, Any]:
     return {"preset": name, "summary": summary, **_model_facts(settings, settings.max_seq_len)}
 
 
+@_aside()
 def describe_variants(wanted: Wanted, only: str | None) -> dict[str, Any]:
     """The shapes and costs, stage by stage, of an experiment's variants, or of one of them. Raises `FileFaults`."""
     experiment = read(wanted)

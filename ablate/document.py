@@ -24,7 +24,11 @@ from ruamel.yaml.tag import Tag
 from ablate.choice import Faults, Path, SettingsError
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
+_ANY_CURE = "change it, or leave it out"
+_YAML_CURE = "mend this line or the one before it; text with signs of YAML in it needs quotes"
+_SHAPE_CURE = "write it as `key: value`, with at least `baseline` and `train`"
 _LARGEST, _DEEPEST = 100_000, 60
+_DEPTH = f"nested too deeply\n  at most {_DEEPEST} levels can be read"
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,7 @@ def told(document: Document, faults: Faults) -> FileFaults:
 
 def _line(file: str, mark: Mark | None, fault: SettingsError) -> str:
     place = mark.told(file) if mark else file
-    cure = f"\n  {printable(fault.cure)}" if fault.cure else ""
-    return f"{place}: {printable(fault.message)}{cure}"
+    return f"{place}: {printable(fault.message)}\n  {printable(fault.cure or _ANY_CURE)}"
 
 
 def printable(message: str) -> str:
@@ -117,16 +120,17 @@ def parse(text: str, file: str) -> Document:
         mark = error.problem_mark or error.context_mark
         place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else file
         problem = ", ".join(part for part in (error.context, error.problem) if part)
-        message = "nested too deeply" if "max_depth" in problem else f"not YAML: {printable(problem)}"
+        deep = "max_depth" in problem
+        message = _DEPTH if deep else f"not YAML: {printable(problem)}\n  {_YAML_CURE}"
         raise FileFaults([f"{place}: {message}"]) from None
     except YAMLError as error:
-        raise FileFaults([f"{file}: not YAML: {' '.join(str(error).split())}"]) from None
+        raise FileFaults([f"{file}: not YAML: {printable(str(error))}\n  {_YAML_CURE}"]) from None
     except RecursionError:
-        raise FileFaults([f"{file}: nested too deeply"]) from None
+        raise FileFaults([f"{file}: {_DEPTH}"]) from None
     except Faults as faults:
         raise told(Document(file, {}, reader.marks), faults) from None
     if not isinstance(data, dict | None):
-        raise FileFaults([f"{file}: an experiment is a mapping, not {type(data).__name__}"])
+        raise FileFaults([f"{file}: an experiment is a mapping, not {type(data).__name__}\n  {_SHAPE_CURE}"])
     return Document(file, data or {}, reader.marks)
 
 
@@ -169,7 +173,7 @@ class _Resolver(BaseResolver):
 
 def _composed(text: str) -> Node | None:
     """The nodes of the one document in the text. Raises `YAMLError`."""
-    yaml = YAML(typ="rt", pure=True)
+    yaml = YAML(typ="safe", pure=True)
     yaml.Resolver = _Resolver
     yaml.max_depth = _DEEPEST
     with warnings.catch_warnings():

@@ -79,6 +79,7 @@ def expand(found: Document, max_trials: int) -> Expanded:
     raw = {**found.data, "name": document.experiment_name(found)}
     file = validated(ExperimentFile, raw)
     _check_names(file)
+    _check_levels(file)
     _check_alike(file)
     return _Expansion(file, found, max_trials).expanded()
 
@@ -93,6 +94,23 @@ def _check_names(file: ExperimentFile) -> None:
             raise _refusal(("variants", name), f"'{name}' cannot be the name of a variant", "choose another name")
     if len(set(file.seeds)) < len(file.seeds):
         raise _refusal(("seeds",), "a seed is given twice", "give each seed once")
+
+
+def _check_levels(file: ExperimentFile) -> None:
+    """The file's own keys stand at its top level; variants may change what its sections say."""
+    changes: list[tuple[Path, Mapping[str, Any]]] = [(("variants", name), each) for name, each in file.variants.items()]
+    changes += [(("vary",), file.vary), *((("exclude", i), rule) for i, rule in enumerate(file.exclude))]
+    keys = set(ExperimentFile.model_fields)
+    wrong: list[tuple[Path, str]] = [((BASELINE, key), key) for key in file.baseline if key.partition(".")[0] in keys]
+    inner = keys - set(grid.SECTIONS)
+    wrong += [((*place, key), key) for place, each in changes for key in each if key.partition(".")[0] in inner]
+    if wrong:
+        cure = "write it at the top level of the file"
+        raise Faults(SettingsError(p, f"'{k}' is a key of the file, not of a {_kind(p)}", cure) for p, k in wrong)
+
+
+def _kind(place: Path) -> str:
+    return "model" if place[0] == BASELINE else "variant"
 
 
 def _check_alike(file: ExperimentFile) -> None:
@@ -213,23 +231,12 @@ class _Expansion:
     def _corpus(self, settings: VariantSettings) -> Corpus:
         key = canonical_json(settings.data.settings())
         if key not in self.corpora:
-            try:
-                self.corpora[key] = settings.data.corpus()
-            except SettingsError as fault:
-                raise Faults([fault.below(("data",))]) from None
+            self.corpora[key] = _asked(settings.data.settings(), lambda: _corpus(settings))
         return self.corpora[key]
 
     def _resolved(self, settings: VariantSettings, corpus: Corpus) -> VariantSettings:
         """With every default filled in, the size of the vocabulary from the data among them."""
-        try:
-            return resolved(settings, corpus.vocab_size)
-        except Faults:
-            raise
-        except Exception as error:  # a user's own choice may raise whatever it likes
-            if not (names := sorted(set(foreign_names(settings.model_dump(mode="json"))))):
-                raise
-            reason = printable(f"{type(error).__name__}: {error}")
-            raise Faults([SettingsError((), f"{' or '.join(names)} fails in these settings: {reason}")]) from error
+        return _asked(settings.model_dump(mode="json"), lambda: resolved(settings, corpus.vocab_size))
 
     def _keep(self, variant: Variant) -> None:
         known = self.by_canonical.get(variant.canonical)
@@ -285,6 +292,26 @@ class _Expansion:
         """Which of an axis' values the combination has."""
         if combination and axis in combination:
             yield next(i for i, value in enumerate(self.axes.values[axis]) if value is combination[axis])
+
+
+def _corpus(settings: VariantSettings) -> Corpus:
+    try:
+        return settings.data.corpus()
+    except SettingsError as fault:
+        raise Faults([fault.below(("data",))]) from None
+
+
+def _asked(plain: Mapping[str, Any], ask: Callable[[], T]) -> T:
+    """What choices answer. A user's own among them may raise whatever it likes, also what would end the program."""
+    try:
+        return ask()
+    except (Faults, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        if not (names := sorted(set(foreign_names(plain)))):
+            raise
+        reason = printable(f"{type(error).__name__}: {error}")
+        raise Faults([SettingsError((), f"{' or '.join(names)} fails in these settings: {reason}")]) from error
 
 
 def _none(faults: Iterable[SettingsError]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path as File
 from typing import Any
 
 from ablate import document
-from ablate.choice import Faults
+from ablate.choice import Faults, unknown
 from ablate.data import Corpus
 from ablate.document import Document, FileFaults, Mark, printable, told
 from ablate.expansion import LATER, ExperimentFile, expand
@@ -103,6 +103,9 @@ def _set(found: Document, change: str) -> None:
     except ValueError as error:
         raise FileFaults([f"{printable(said)}: {error}\n  write it as in the file, and quote what is text"]) from None
     path = _place_of_key(path)
+    if path[0] == "variants" and len(path) > 1 and path[1] not in (known := found.data.get("variants") or {}):
+        fault = unknown(path[1], known, "variant", ())
+        raise FileFaults([f"{printable(said)}: {printable(fault.message)}\n  {printable(fault.cure)}"])
     *above, last = path
     node: dict[str, Any] = found.data
     for part in above:

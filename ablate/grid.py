@@ -11,11 +11,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_origin
 
 from ablate import catalogue, presets, registry
 from ablate.choice import Faults, Path, SettingsError, unknown
-from ablate.settings import Dropout, ModelSettings, TrainSettings
+from ablate.settings import Dropout, ModelSettings, OptimizerSettings, TrainSettings
 
 Tree = dict[str, Any]
 PRESET = "preset"
@@ -61,20 +61,31 @@ def _preset(name: Any) -> dict[str, Any]:
 def full_path(dotted: str) -> Path:
     """The place in a tree that a dotted path means. Raises `Faults` where its first word is no setting."""
     parts = tuple(dotted.split("."))
-    if parts[0] in SECTIONS:
+    if len(parts) > 1 and _is_list(parts[0]):
+        raise Faults([SettingsError((dotted,), f"'{dotted}': a list has no dotted path", f"give all of {parts[0]}")])
+    inner = parts[0] == "train" and len(parts) > 1 and parts[1] not in TrainSettings.model_fields
+    word = parts[1] if inner else parts[0]
+    if parts[0] in SECTIONS and (word in SECTIONS or not list(_homes(word))):
         return parts
     if parts[0] in _MODEL:
         return ("model", *parts)
-    fault = unknown(parts[0], (*_MODEL, *SECTIONS), "setting", (dotted,))
-    if homes := list(_homes(parts[0])):
+    fault = unknown(word, (*_MODEL, *SECTIONS), "setting", (dotted,))
+    if homes := list(_homes(word)):
         fault.cure = f"write {' or '.join(homes)}"
     raise Faults([fault])
+
+
+def _is_list(word: str) -> bool:
+    field = ModelSettings.model_fields.get(word)
+    return field is not None and get_origin(field.annotation) is list
 
 
 def _homes(word: str) -> Iterator[str]:
     """The full paths of a setting whose section or slot was left out."""
     if word in TrainSettings.model_fields:
         yield f"train.{word}"
+    elif word in OptimizerSettings.model_fields:
+        yield f"train.optimizer.{word}"
     for slot in registry.SLOTS:
         if any(word in registry.config_class(slot, name).model_fields for name in registry.names(slot)):
             yield f"{slot}.{word}"

@@ -19,6 +19,11 @@ VIEW_TAG = f"mlflow.sharedViewState.{_KEY}"
 
 RUN_COLOUR_TAG = "mlflow.runColor"
 
+CURRENT_TAG = "ablate.current"
+"""Whether a run's trial belongs to the experiment as it is now: `yes` or `no`."""
+
+_PRESENT = f"tags.`{CURRENT_TAG}` = 'yes'"
+
 _CURVES = ("val_loss",)
 _BARS = ("kv_cache_bytes_per_token", "params_total", "train_tokens_per_second")
 
@@ -34,7 +39,7 @@ def comparison_links(base_url: str, document: Mapping[str, Any]) -> dict[str, st
     runs, experiments = _in_address(list(document["runs"].values())), _in_address([experiment])
     return {
         "comparison": f"{charts}&viewStateShareKey={_KEY}",
-        "charts": charts,
+        "charts": f"{charts}&searchFilter={quote(_PRESENT, safe='')}",
         "table": f"{base}/#/compare-runs?runs={runs}&experiments={experiments}",
     }
 
@@ -44,7 +49,7 @@ def _in_address(values: list[str]) -> str:
 
 
 def view_state() -> str:
-    """The shared view: a section of its own, first, with the loss and what it costs; all runs shown."""
+    """The shared view: a section of its own, first, with the loss and what it costs; all present runs shown."""
     section = {"uuid": _KEY, "name": "Comparison", "display": True, "isReordered": True, "columns": 2}
     others = [{"uuid": name, "name": name, "display": True} for name in ("Model metrics", "System metrics")]
     state = {
@@ -52,6 +57,7 @@ def view_state() -> str:
         "compareRunSections": [section, *others],
         "isAccordionReordered": True,
         "runsHiddenMode": "SHOW_ALL",
+        "searchFilter": _PRESENT,
         "hideEmptyCharts": True,
     }
     return json.dumps(state)

@@ -114,5 +114,5 @@ def build(settings: ModelSettings, seed: int = 0) -> Transformer:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Transformer(settings)
-    initialise(model, settings.init, settings.init_std, seed)
+    initialise(model, settings.init, settings.init_std or 0.0, seed)
     return model

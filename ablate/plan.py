@@ -13,7 +13,8 @@ from ablate.choice import Faults, SettingsError
 from ablate.cost import Cost, cache_bytes, cache_bytes_per_token, cost, training_bytes
 from ablate.document import as_text, printable, told
 from ablate.experiment import Experiment
-from ablate.meta import on_meta
+from ablate.machine import available_threads
+from ablate.meta import count_parameters
 from ablate.model import Transformer
 from ablate.variant import Variant
 
@@ -103,12 +104,21 @@ def _faults(experiment: Experiment, variant: Variant) -> Iterator[SettingsError]
         check_corpus(experiment.corpus(variant), variant.settings.train)
     except SettingsError as fault:
         yield fault
+    if (threads := variant.settings.train.threads or 1) > (most := available_threads()):
+        message = f"train.threads {threads} is more than the {most} that this process may use"
+        yield SettingsError(("train", "threads"), message, f"leave it out, or give at most {most}")
     try:
-        on_meta(lambda: Transformer(variant.settings.model))
-        _variant_plan(variant, None)
-    except Exception as error:  # a user's own choice may raise whatever it likes
+        has = count_parameters(lambda: Transformer(variant.settings.model))
+        promised = _variant_plan(variant, None).cost.params_total
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's own choice may raise whatever it likes
         message = printable(f"variant {variant.name} cannot be built: {type(error).__name__}: {error}")
         yield SettingsError(("variants", variant.name), message, "the fault is in the code of one of its choices")
+        return
+    if promised != has:
+        message = f"variant {variant.name} promises {promised:,} parameters, has {has:,}"
+        yield SettingsError(("variants", variant.name), message, "the fault is in params() of one of its choices")
 
 
 def document(experiment: Experiment, plans: list[VariantPlan], machine: dict[str, Any], command: str) -> dict[str, Any]:

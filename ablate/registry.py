@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -50,18 +51,22 @@ def config_class(slot: str, name: str, path: choice.Path = ()) -> type[Choice]:
     """The class `Config` behind a name. Raises `Faults` where there is none."""
     if not is_foreign(name) and name not in names(slot):
         raise Faults([unknown(name, names(slot), slot, path)])
-    try:
-        found = _config(slot, name)
-    except Exception as error:
-        if not is_foreign(name):
-            raise
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise Faults([SettingsError(path, f"{slot} '{name}' cannot be loaded: {reason}")]) from error
+    found = _loaded(slot, name, path)
     expected = slot_base(slot)
     if not (isinstance(found, type) and issubclass(found, expected)):
         cure = f"let its class Config derive from ablate.{slot}.{expected.__name__}"
         raise Faults([SettingsError(path, f"{slot} '{name}' holds no {slot} choice", cure)])
     return found
+
+
+def slot_of(name: str) -> str:
+    """The slot that a user's own choice fills: that of the class which its Config derives from. Raises `Faults`."""
+    found = _loaded("choice", name, ())
+    bases = {slot: slot_base(slot) for slot in (*SLOTS, *SOURCES)}
+    if slot := next((s for s, base in bases.items() if isinstance(found, type) and issubclass(found, base)), None):
+        return slot
+    cure = f"let its class Config derive from one of: {', '.join(f'ablate.{s}.{b.__name__}' for s, b in bases.items())}"
+    raise Faults([SettingsError((), f"'{name}' holds no choice", cure)])
 
 
 def slot_base(slot: str) -> type[Choice]:
@@ -77,6 +82,20 @@ def source_sha256(name: str) -> str:
     inside = (module for key, module in sorted(sys.modules.items()) if key.startswith(f"{package}."))
     files = [Path(file) for module in (found, *inside) if (file := getattr(module, "__file__", None))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in dict.fromkeys(files))).hexdigest()
+
+
+def _loaded(slot: str, name: str, path: choice.Path) -> Any:
+    """What a file calls `Config`. A user's own file neither ends the program nor prints among its results."""
+    try:
+        with redirect_stdout(sys.stderr):
+            return _config(slot, name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if not is_foreign(name):
+            raise
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise Faults([SettingsError(path, f"{slot} '{name}' cannot be loaded: {reason}")]) from error
 
 
 @cache

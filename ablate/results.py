@@ -88,7 +88,7 @@ TRIALS = _declare(
         *_fields(pa.string(), "config changes status phase reason log"),
         *_fields(pa.int64(), "attempts"),
         *_fields(pa.timestamp("us", tz="UTC"), "started_at"),
-        *_fields(pa.float64(), "wall_seconds startup_seconds eval_seconds"),
+        *_fields(pa.float64(), "wall_seconds trials_at_once startup_seconds eval_seconds"),
         *_fields(pa.int64(), "params_total params_active params_embedding"),
         *_fields(pa.float64(), "flops_per_token"),
         *_fields(
@@ -367,6 +367,76 @@ def _frame(kind: str, tables: Sequence[Any]) -> pd.DataFrame:
     return frame
 
 
+# --- The documents beside the tables ----------------------------------------------------------------------------------
+
+# A type: a value of it. A pattern: text that it matches whole. [shape]: a list of such. {pattern: shape}: an object
+# whose values fit where their names match. {name: shape}: an object that may have these, and others as well.
+_TEXT, _NUMBER, _NAME, _SEED = (
+    (str, type(None)),
+    (int, float, type(None)),
+    re.compile(r"(?s).*"),
+    re.compile("-?[0-9]+"),
+)
+
+_VARIANT = {
+    "name": str,
+    "is_baseline": bool,
+    "changes": dict,
+    "groups": [str],
+    "trials": {_SEED: _TRIAL_ID},
+    "kv_cache_bytes_by_tokens": [[_NUMBER]],
+    "notes": [str],
+}
+_EXPERIMENT = {
+    "name": _TEXT,
+    "question": _TEXT,
+    "command": _TEXT,
+    "seeds": list,
+    "counts": {_NAME: _NUMBER},
+    "machine": {"workers": _NUMBER, "memory_bytes": _NUMBER},
+    "data": {"train_tokens": _NUMBER, "validation_tokens": _NUMBER},
+    "train": dict,
+    "variants": [_VARIANT],
+    "invalid": [{"variant": str, "reason": str}],
+}
+_MLFLOW = {"experiment_id": str, "runs": {_TRIAL_ID: str}}
+
+
+def _read_json(path: Path, shape: Mapping[str, Any], required: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The object in `path`: what a reader relies on is as declared. `required` names what objects must have."""
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    _check_shape(document, shape, "")
+    for where, names in required.items():
+        holders = document.get(where, []) if where else [document]
+        if any(name not in holder for holder in holders for name in names):
+            raise ValueError(f"{where or 'it'} must have {', '.join(names)}")
+    return document
+
+
+def _check_shape(value: Any, shape: Any, where: str) -> None:
+    if isinstance(shape, dict):
+        _check_shape(value, dict, where)
+        for key, each in value.items():
+            _check_shape(each, _shape_of(key, shape, where), f"{where}.{key}".lstrip("."))
+    elif isinstance(shape, list):
+        _check_shape(value, list, where)
+        for place, each in enumerate(value):
+            _check_shape(each, shape[0], f"{where}[{place}]")
+    elif isinstance(shape, re.Pattern):
+        if not isinstance(value, str) or not shape.fullmatch(value):
+            raise ValueError(f"{where or 'it'} is not as it must be: {str(value)[:40]!r}")
+    elif not isinstance(value, shape):
+        raise TypeError(f"{where or 'it'} cannot be {type(value).__name__}")
+
+
+def _shape_of(key: str, shape: Mapping[Any, Any], where: str) -> Any:
+    for name, each in shape.items():
+        if isinstance(name, re.Pattern):
+            _check_shape(key, name, f"a name in {where}")
+            return each
+    return shape.get(key, object)
+
+
 # --- The variants in use now ------------------------------------------------------------------------------------------
 
 
@@ -480,7 +550,7 @@ class Store:
         """What `write_experiment` stored; `ResultsError` where that is missing or unreadable."""
         path = self.folder / "experiment.json"
         try:
-            return _read_json(path)
+            return _read_json(path, _EXPERIMENT, {"variants": ["name"], "invalid": ["variant", "reason"]})
         except FileNotFoundError as error:
             raise ResultsError(f"no experiment.json in {self.folder}") from error
         except (OSError, TypeError, ValueError) as error:
@@ -491,10 +561,19 @@ class Store:
         _write_json(self.folder / "mlflow.json", document)
 
     def mlflow(self) -> dict[str, Any] | None:
-        """What `write_mlflow` stored, or None: the mirror can always be made again."""
+        """Where the present experiment's trials are mirrored, or None: the mirror can always be made again."""
         try:
-            return _read_json(self.folder / "mlflow.json")
+            noted = _read_json(self.folder / "mlflow.json", _MLFLOW, {"": list(_MLFLOW)})
         except (OSError, TypeError, ValueError):
+            return None
+        present = self.present()
+        return {**noted, "runs": {key: run for key, run in noted["runs"].items() if present is None or key in present}}
+
+    def present(self) -> Mapping[str, tuple[int, int, Mapping[str, Any]]] | None:
+        """The `places` of the present experiment's trials; None where no experiment.json says which they are."""
+        try:
+            return places(self.experiment())
+        except ResultsError:
             return None
 
     def load(self) -> Results:
@@ -525,13 +604,6 @@ class Store:
         except ResultsError as error:
             skipped.append(f"experiment.json: {error}")
             return {}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    document = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(document, dict):
-        raise TypeError("not a JSON object")
-    return document
 
 
 def load(path: str | Path) -> Results:

@@ -89,10 +89,15 @@ class Run:
         self.stored = stored
         self.software = machine.software()
         self.running: dict[str, tuple[Task, Child, datetime]] = {}
+        self.company: dict[str, float] = {}
+        self.changed = time.monotonic()
 
     def carry_out(self, queue: list[Task]) -> None:
         """Run all tasks. Raises `Interrupted` after everything that ran has been stopped and stored."""
         waiting = list(reversed(queue))
+        if waiting:
+            with child.environment(self.resources.threads):
+                child.warm_up(child.context(self.resources.device))
         with _signals() as received, self._announced():
             while waiting or self.running:
                 while waiting and len(self.running) < self.resources.workers:
@@ -130,8 +135,16 @@ class Run:
         self.watcher.start(trial.trial_id, _label(trial), settings.train.n_steps)
         with child.environment(self.resources.threads):
             started = Child(child.context(self.resources.device), job)
+        self._count_company()
         self.running[trial.trial_id] = (task, started, datetime.now(UTC))
         self._announce()
+
+    def _count_company(self) -> None:
+        """Charge each running trial with the number that ran since the last change: its speed depends on it."""
+        now = time.monotonic()
+        for trial_id in self.running:
+            self.company[trial_id] = self.company.get(trial_id, 0.0) + (now - self.changed) * len(self.running)
+        self.changed = now
 
     def _wait(self) -> bool:
         """Listen until something ends or a moment has passed. Returns whether a trial ended that is not `ok`."""
@@ -154,6 +167,7 @@ class Run:
                 self.watcher.learn(trial_id, content)
 
     def _finish(self, trial_id: str) -> str:
+        self._count_company()
         task, running, started = self.running.pop(trial_id)
         status, phase, reason = running.end()
         row = self._row(task, running, started) | {"status": status, "phase": phase, "reason": reason}
@@ -181,7 +195,8 @@ class Run:
             "changes": json.dumps(trial.variant.changes, allow_nan=False),
             "attempts": 1 + (task.stored["attempts"] if task.stored else 0),
             "started_at": before.get("started_at") or started,
-            "wall_seconds": time.monotonic() - running.began,
+            "wall_seconds": (wall := time.monotonic() - running.began),
+            "trials_at_once": max(1.0, self.company.pop(trial.trial_id, 0.0) / wall) if wall else 1.0,
             "log": self.store.log_path(trial.trial_id).relative_to(self.store.folder).as_posix(),
             "params_total": plan.cost.params_total,
             "params_active": plan.cost.params_active,

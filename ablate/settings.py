@@ -5,20 +5,43 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from ablate import registry
 from ablate.attention import AttentionChoice
 from ablate.block import BlockChoice
-from ablate.choice import Choice, Count, Faults, Path, Rate, Real, Settings, SettingsError, Shape, Whole, validated
+from ablate.choice import (
+    Choice,
+    Count,
+    Faults,
+    Path,
+    Problem,
+    Rate,
+    Real,
+    Settings,
+    SettingsError,
+    Shape,
+    Size,
+    Whole,
+    validated,
+)
 from ablate.data import DataChoice
 from ablate.feed_forward import FeedForwardChoice
 from ablate.norm import NormChoice
 from ablate.position import PositionChoice
 
 LAYER_SLOTS = ("attention", "feed_forward", "norm", "block")
+S = TypeVar("S", bound=Settings)
+
+
+def _where_meant(settings: S, **meant: bool) -> S:
+    """A copy in which settings that mean nothing are None, and those that mean something are not."""
+    fields = type(settings).model_fields
+    given = {key: getattr(settings, key) for key in meant}
+    values = {key: fields[key].default if value is None else value for key, value in given.items()}
+    return settings.model_copy(update={key: values[key] if means else None for key, means in meant.items()})
 
 
 class Dropout(Settings):
@@ -46,9 +69,13 @@ class LayerRule(Settings):
     block: SerializeAsAny[BlockChoice] | None = None
 
     @model_validator(mode="after")
-    def _says_where(self) -> Self:
+    def _says_where_and_what(self) -> Self:
         if self.every is None and self.first is None:
-            raise ValueError("a rule for layers needs 'every' or 'first'")
+            cure = "say which layers, as in `every: 2`"
+            raise SettingsError((), "a rule for layers needs 'every' or 'first'", cure)
+        if all(getattr(self, slot) is None for slot in LAYER_SLOTS):
+            cure = f"give one of: {', '.join(LAYER_SLOTS)}"
+            raise SettingsError((), "a rule for layers needs a choice for them", cure)
         return self
 
     def applies(self, layer: int) -> bool:
@@ -69,11 +96,11 @@ class LayerSettings(Settings):
 class ModelSettings(Settings):
     """The architecture of one variant."""
 
-    d_model: Count = Field(description="width of the residual path")
+    d_model: Size = Field(description="width of the residual path")
     n_layers: Count = Field(le=10_000, description="number of layers")
-    n_heads: Count = Field(description="number of query heads")
-    max_seq_len: Count = Field(description="longest sequence, in tokens")
-    vocab_size: Count | None = Field(None, description="number of tokens; the tokenizer's unless given")
+    n_heads: Size = Field(description="number of query heads")
+    max_seq_len: Size = Field(description="longest sequence, in tokens")
+    vocab_size: Size | None = Field(None, description="number of tokens; the tokenizer's unless given")
     attention: SerializeAsAny[AttentionChoice]
     position: SerializeAsAny[PositionChoice]
     feed_forward: SerializeAsAny[FeedForwardChoice]
@@ -84,7 +111,7 @@ class ModelSettings(Settings):
     tie_embeddings: bool = Field(False, description="whether the output head is the embedding")
     embed_scale: bool = Field(False, description="whether embeddings are multiplied by √d_model")
     init: Literal["normal", "xavier"] = Field("normal", description="how matrices are drawn")
-    init_std: Real = Field(0.02, gt=0, description="standard deviation of `init: normal`")
+    init_std: Real | None = Field(0.02, gt=0, description="standard deviation of `init: normal`")
 
     @property
     def shape(self) -> Shape:
@@ -123,10 +150,15 @@ class OptimizerSettings(Settings):
     """How weights are updated."""
 
     name: Literal["adamw", "adam", "sgd"] = "adamw"
-    betas: list[Rate] = Field([0.9, 0.95], min_length=2, max_length=2, description="decay of Adam's two averages")
-    eps: Real = Field(1e-8, gt=0, description="Adam's guard against division by zero")
-    momentum: Rate = Field(0.9, description="of SGD")
+    betas: list[Rate] | None = Field([0.9, 0.95], min_length=2, max_length=2, description="decay of Adam's averages")
+    eps: Real | None = Field(1e-8, gt=0, description="Adam's guard against division by zero")
+    momentum: Rate | None = Field(0.9, description="of SGD")
     weight_decay: Real = Field(0.1, ge=0, description="on matrices only, never on norms and biases")
+
+    def resolve(self) -> OptimizerSettings:
+        """A copy that says nothing of what this optimizer does not have."""
+        adaptive = self.name != "sgd"
+        return _where_meant(self, betas=adaptive, eps=adaptive, momentum=not adaptive)
 
 
 def _named(value: object) -> object:
@@ -140,11 +172,13 @@ class TrainSettings(Settings):
     tokens: Count | None = Field(None, description="training tokens; rounded up to whole steps")
     seq_len: Count | None = Field(None, description="tokens of a training sequence; max_seq_len unless given")
     batch_tokens: Count = Field(8192, description="tokens of one optimizer step")
-    accumulate: Count = Field(1, description="pieces in which a step's batch is computed")
+    accumulate: Count = Field(
+        1, description="pieces in which a step's batch is computed; dropout draws other masks with another number"
+    )
     lr: Real = Field(1e-3, gt=0, description="peak learning rate; a factor for `schedule: noam`")
     schedule: Literal["constant", "linear", "cosine", "noam"] = "cosine"
     warmup_steps: Whole = Field(0, ge=0, description="steps of linear warm-up; the peak is reached at its end")
-    final_lr: Rate = Field(0.1, description="where linear and cosine end, as a fraction of the peak")
+    final_lr: Rate | None = Field(0.1, description="where linear and cosine end, as a fraction of the peak")
     optimizer: Annotated[OptimizerSettings, BeforeValidator(_named)] = OptimizerSettings()
     grad_clip: Real | None = Field(1.0, gt=0, description="largest gradient norm; null for none")
     label_smoothing: Rate = Field(0.0, description="of the training loss; held-out losses are without")
@@ -170,7 +204,8 @@ class TrainSettings(Settings):
         """A copy in which every default stands as a number, and the length as steps."""
         every = self.eval_every or max(1, self.n_steps // 10)
         resolved = {"seq_len": self.seq_len or max_seq_len, "steps": self.n_steps, "tokens": None, "eval_every": every}
-        return self.model_copy(update=resolved)
+        copy = self.model_copy(update={**resolved, "optimizer": self.optimizer.resolve()})
+        return _where_meant(copy, final_lr=self.schedule in ("linear", "cosine"))
 
     def faults(self) -> list[SettingsError]:
         """Settings that cannot go together."""
@@ -226,11 +261,13 @@ class ProfileSettings(Settings):
         for tokens in self.prefill.tokens if self.prefill else []:
             if tokens > max_seq_len:
                 message = f"prefill of {tokens} tokens is more than max_seq_len {max_seq_len}"
-                found.append(SettingsError(("prefill", "tokens"), message))
+                cure = "raise max_seq_len or shorten the prompt"
+                found.append(SettingsError(("prefill", "tokens"), message, cure))
         for context in self.decode.context if self.decode else []:
             if self.decode and (total := context + self.decode.new_tokens) > max_seq_len:
                 message = f"context + new_tokens is {total}, more than max_seq_len {max_seq_len}"
-                found.append(SettingsError(("decode", "context"), message))
+                cure = f"raise max_seq_len, or lower context {context} or new_tokens {self.decode.new_tokens}"
+                found.append(SettingsError(("decode", "context"), message, cure))
         return found
 
 
@@ -286,10 +323,13 @@ def _rule(raw: object, path: Path, faults: list[SettingsError]) -> LayerRule:
 
 
 def _choices(raw: Mapping[str, Any], path: Path, faults: list[SettingsError]) -> dict[str, Choice]:
-    """The slots of `raw`, each as its choice's settings; an empty one stands in for what is faulty, and reported."""
+    """The slots of `raw`, each as its choice's settings; an empty one stands in for what is faulty, and reported.
+
+    A rule, which has a `path`, may leave slots at nothing; a model may not.
+    """
     ready: dict[str, Choice] = {}
     for slot in registry.SLOTS:
-        if slot in raw:
+        if slot in raw and not (raw[slot] is None and path):
             choice = _collect(faults, lambda slot=slot: registry.configure(slot, raw[slot], (*path, slot)))
             ready[slot] = choice or registry.slot_base(slot)()
     return ready
@@ -311,15 +351,25 @@ def resolved(settings: VariantSettings, vocab_size: int = 1) -> VariantSettings:
         rule.model_copy(update={s: _resolve(faults, getattr(rule, s), shape, ("layers", i, s)) for s in LAYER_SLOTS})
         for i, rule in enumerate(model.layers)
     ]
-    model = model.model_copy(update=updates)
+    faults += _idle_rules(model)
+    model = _where_meant(model.model_copy(update=updates), init_std=model.init == "normal")
     if not faults:
         train = settings.train.resolve(model.max_seq_len)
         faults += [fault.below(("train",)) for fault in train.length_faults(model.max_seq_len)]
         faults += [fault.below(("profile",)) for fault in settings.profile.faults(model.max_seq_len)]
-        faults += _pairings(model)
+        faults += _pairings(model, settings.model)
     if faults:
         raise Faults(faults)
     return settings.model_copy(update={"model": model, "train": train})
+
+
+def _idle_rules(model: ModelSettings) -> list[SettingsError]:
+    cure = f"take it out, or let it apply within {model.n_layers}"
+    return [
+        SettingsError(("layers", i), f"the rule is for none of the {model.n_layers} layers", cure)
+        for i, rule in enumerate(model.layers)
+        if not any(map(rule.applies, range(model.n_layers)))
+    ]
 
 
 def _resolve(faults: list[SettingsError], choice: Any, shape: Shape, path: Path) -> Any:
@@ -333,18 +383,29 @@ def _resolve(faults: list[SettingsError], choice: Any, shape: Shape, path: Path)
     except Faults as found:
         faults.extend(fault.below(path) for fault in found.faults)
         return choice
-    faults.extend(SettingsError(path, problem) for problem in done.problems(shape))
+    faults.extend(_placed(problem, path) for problem in done.problems(shape))
     return done
 
 
-def _pairings(model: ModelSettings) -> list[SettingsError]:
-    """Position schemes with the attention of each layer: by the hooks that one needs and the other offers."""
-    found = []
+def _placed(problem: Problem, path: Path) -> SettingsError:
+    return problem.below(path) if isinstance(problem, SettingsError) else SettingsError(path, problem)
+
+
+def _pairings(model: ModelSettings, given: ModelSettings) -> list[SettingsError]:
+    """Position schemes with the attention of each layer: by the hooks that one needs and the other offers.
+
+    A width that cannot be rotated is told where the file `given` says it, if it does.
+    """
+    found: list[SettingsError] = []
     position = model.position
     for layer, _ in model.distinct_layers():
         for hook in sorted(position.needs - layer.attention.offers):
             message = f"position {position.name} needs an attention that can {hook} scores or heads"
-            found.append(f"{message}; {layer.attention.name} cannot")
+            message = f"{message}; {layer.attention.name} cannot"
+            found.append(SettingsError(("position",), message, "choose another position or another attention"))
         if position.needs <= layer.attention.offers:
-            found += position.problems(model.shape, layer.attention.rotary_dim(model.shape))
-    return [SettingsError(("position",), message) for message in dict.fromkeys(found)]
+            problems = position.problems(model.shape, layer.attention.rotary_dim(model.shape))
+            said = layer.attention.rotary_setting
+            width = getattr(given.attention, said, None) if layer.attention == model.attention else None
+            found += [_placed(problem, ("attention", said) if width else ("position",)) for problem in problems]
+    return list({fault.message: fault for fault in found}.values())

@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import sqlite3
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock
 
 from ablate.mlflow_run import RunContent, run_content
-from ablate.mlflow_view import RUN_COLOUR_TAG, VIEW_TAG, run_colour, view_state
+from ablate.mlflow_view import CURRENT_TAG, RUN_COLOUR_TAG, VIEW_TAG, run_colour, view_state
 from ablate.mlflow_view import comparison_links as comparison_links
 from ablate.results import ResultsError, Store, places
 
@@ -112,6 +113,7 @@ class Tracker:
         uri = default_uri(results_root)
         _refuse_file_store(uri)
         _prepare()
+        _check_database(uri)
         lock = _lock_path(uri, Path(results_root))
         with _tracking_errors(), _locked(lock):
             client = _client(uri)
@@ -119,6 +121,7 @@ class Tracker:
             tracker = cls(store, client, _experiment_id(client, _experiment_name(store), location), lock)
             tracker._describe()
             tracker._clear_unfinished()
+            tracker._mark_current()
         return tracker
 
     def mirror(self, trial_id: str) -> None:
@@ -131,8 +134,10 @@ class Tracker:
 
     def sync(self) -> SyncResult:
         """Writes every trial that MLflow lacks or has differently. Nothing changes when called again."""
-        result = SyncResult()
-        for trial_id in places(self._store.experiment()):
+        result, present = SyncResult(), self._store.present()
+        if present is None:
+            result.failed = "There is no readable experiment.json: python -m ablate run FILE writes it."
+        for trial_id in present or ():
             try:
                 with _tracking_errors(), _locked(self._lock):
                     self._mirror(trial_id, result)
@@ -174,6 +179,17 @@ class Tracker:
                 self._client.delete_run(run.info.run_id)
                 self._mirror(trial_id, SyncResult())
 
+    def _mark_current(self) -> None:
+        """Runs of trials that left the experiment stay, but comparisons are without them."""
+        present = self._store.present()
+        for run in self._runs(""):
+            if trial_id := run.data.tags.get("ablate.trial_id"):
+                self._tag_run(run, CURRENT_TAG, "yes" if present is None or trial_id in present else "no")
+
+    def _tag_run(self, run: Run, key: str, value: str) -> None:
+        if run.data.tags.get(key) != value:
+            self._client.set_tag(run.info.run_id, key, value)
+
     def _runs(self, condition: str) -> list[Run]:
         found: list[Run] = []
         token = None
@@ -202,10 +218,11 @@ class Tracker:
         equal = [run for run in runs if _is_complete(run, fingerprint)]
         if equal:
             run_id = equal[0].info.run_id
-            if equal[0].data.tags.get(RUN_COLOUR_TAG) != colour:
-                self._client.set_tag(run_id, RUN_COLOUR_TAG, colour)
+            self._tag_run(equal[0], RUN_COLOUR_TAG, colour)
+            self._tag_run(equal[0], CURRENT_TAG, "yes")
         else:
-            tags = {"ablate.trial_id": trial_id, "ablate.fingerprint": fingerprint, RUN_COLOUR_TAG: colour}
+            tags = {"ablate.trial_id": trial_id, "ablate.fingerprint": fingerprint}
+            tags |= {RUN_COLOUR_TAG: colour, CURRENT_TAG: "yes"}
             tags |= {"ablate.replaces": runs[0].info.run_id} if runs else {}
             run_id = self._write(row, content, tags)
         outcome = result.unchanged if equal else result.replaced if runs else result.written
@@ -351,6 +368,29 @@ def _experiment_name(store: Store) -> str:
 # --- Getting there ----------------------------------------------------------------------------------------------------
 
 
+def _check_database(uri: str) -> None:
+    """MLflow tries a file that cannot be opened for minutes, and tells of it in the words of its own layers."""
+    path = Path(uri.removeprefix("sqlite:///"))
+    if not uri.startswith("sqlite:///") or not path.exists():
+        return
+    fault = "it is a folder" if path.is_dir() else _fault_of_database(path)
+    if fault:
+        raise TrackingError(
+            f"{path.name} cannot be read: {fault}.",
+            f"Move {path.name} away, then: python -m ablate sync FILE",
+        )
+
+
+def _fault_of_database(path: Path) -> str | None:
+    try:
+        with contextlib.closing(sqlite3.connect(path, timeout=_SECONDS_TO_WAIT_FOR_OTHERS)) as database:
+            found: str = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+    except sqlite3.Error as error:
+        # Someone who writes for long is no fault of the file.
+        return None if "locked" in str(error) else str(error)
+    return None if found == "ok" else " ".join(found.split())
+
+
 def _refuse_file_store(uri: str) -> None:
     if urlsplit(uri).scheme in ("", "file"):
         raise TrackingError(
@@ -378,6 +418,11 @@ def _client(uri: str) -> MlflowClient:
                 logging.getLogger(name).setLevel(logging.ERROR)
             return MlflowClient(tracking_uri=uri)
     except ImportError as error:
+        if error.name not in (None, "mlflow") and not uri.startswith("sqlite:") and not is_server(uri):
+            raise TrackingError(
+                f"{error.name}, the driver of the database in MLFLOW_TRACKING_URI, is not installed.",
+                f"Install it (pip install {error.name}), or unset MLFLOW_TRACKING_URI.",
+            ) from error
         raise TrackingError(f"it cannot be imported ({error}).", "To have the mirror: pip install mlflow") from error
 
 

@@ -61,7 +61,7 @@ def train(
 ) -> Trained:
     """Train `model` where it is.
 
-    The first loss or gradient norm that is not finite ends the run: that is a result, not an error.
+    The first loss, auxiliary or not, or gradient norm that is not finite ends the run: a result, not an error.
     """
     learner, rate = Learner.of(model, recipe), schedule(recipe, width_of(model))
     run, order = Trained(), hashlib.sha256()
@@ -207,7 +207,10 @@ def make_optimizer(model: nn.Module, settings: OptimizerSettings, lr: float) -> 
     ]
     groups = [group for group in groups if group["params"]]
     if settings.name == "sgd":
+        assert settings.momentum is not None, "resolve() comes first"
         return torch.optim.SGD(groups, lr=lr, momentum=settings.momentum, fused=True)
+    assert settings.betas is not None, "resolve() comes first"
+    assert settings.eps is not None, "resolve() comes first"
     kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
     return kind(groups, lr=lr, betas=(settings.betas[0], settings.betas[1]), eps=settings.eps, fused=True)
 
@@ -225,7 +228,7 @@ def schedule(recipe: TrainSettings, d_model: int) -> Callable[[int], float]:
     Without warm-up the first step has the peak. `linear` and `cosine` end at `final_lr` times the peak in the last
     step. `noam` is lr · d_model^-½ · min(step^-½, step · warmup^-1½), as in Vaswani et al., 2017.
     """
-    peak, warmup, last = recipe.lr, recipe.warmup_steps, recipe.n_steps
+    peak, warmup, last, lowest = recipe.lr, recipe.warmup_steps, recipe.n_steps, recipe.final_lr or 0.0
 
     def rate(step: int) -> float:
         if recipe.schedule == "noam":
@@ -235,7 +238,7 @@ def schedule(recipe: TrainSettings, d_model: int) -> Callable[[int], float]:
         start = max(1, warmup)
         done = (step - start) / (last - start) if last > start else 0.0
         left = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[recipe.schedule]
-        return peak * (recipe.final_lr + (1 - recipe.final_lr) * left)
+        return peak * (lowest + (1 - lowest) * left)
 
     return rate
 
@@ -319,7 +322,7 @@ class Ledger:
     def _enter(self, step: int, lr: float, values: dict[str, float]) -> None:
         self.observer.record(step, "train", {**values, "lr": lr})
         self.run.steps = step
-        if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
+        if not all(map(math.isfinite, values.values())):
             self.run.diverged_step = step
         if math.isfinite(values["loss"]):
             self.run.last_finite_loss = values["loss"]

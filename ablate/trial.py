@@ -27,6 +27,7 @@ import torch._dynamo
 from ablate import cost, registry
 from ablate.batches import Batches, HeldOut
 from ablate.data import Corpus
+from ablate.gates import leak
 from ablate.job import Job
 from ablate.model import Transformer, build
 from ablate.profiling import decode, device, kernels, memory
@@ -43,6 +44,9 @@ for _slot in (*registry.SLOTS, *registry.SOURCES):
 
 SEND_EVERY = 0.2
 """Seconds between two messages with points of the curves."""
+
+GATE_TOKENS = 32
+"""Tokens of the sequences on which a variant is asked whether it sees the future."""
 
 REASON_LENGTH = 300
 """Characters of a reason; all of it is in the log."""
@@ -74,7 +78,7 @@ def perform(job: Job, reporter: Reporter, begin: float) -> None:
     """Do `job` and report, whatever happens. All of `main` but what is about the process."""
     try:
         outcome = Trial(job, reporter, begin).run()
-    except Exception as error:
+    except BaseException as error:  # a user's own choice may leave in any way
         traceback.print_exc()
         outcome = classify(error)
     reporter.outcome(outcome)
@@ -84,9 +88,12 @@ NO_MEMORY = ("out of memory", "allocate memory", "not enough memory", "bad_alloc
 """What the messages of torch, CUDA and C++ have in common when memory is short."""
 
 
-def classify(error: Exception) -> Outcome:
+def classify(error: BaseException) -> Outcome:
     """The outcome of a trial that raised: out of memory, or a crash, with type and message."""
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except Exception:
+        text = "(its message cannot be read)"
     short = isinstance(error, RuntimeError) and any(sign in text for sign in NO_MEMORY)
     status = "oom" if short or isinstance(error, MemoryError) else "crashed"
     return Outcome(status, f"{type(error).__name__}: {text}"[:REASON_LENGTH])
@@ -113,6 +120,10 @@ class Trial:
         corpus = self.settings.data.corpus()
         model = build(self.settings.model, self.job.seed).to(self.device)
         self._tell(device.facts(self.device, self.settings.train.precision))
+        if "train" in self.job.phases:
+            seen = self._tokens(corpus, 2, min(GATE_TOKENS, self.settings.train.length))
+            if wrong := leak(model, seen):
+                return Outcome("gate_failed", wrong)
         for phase in self.job.phases:
             self.reporter.phase(phase)
             early = self._train(model, corpus) if phase == "train" else self._profile(model, corpus)
@@ -141,7 +152,7 @@ class Trial:
         settings, precision = self.settings.profile, self.settings.train.precision
 
         def prompts(batch: int, tokens: int) -> torch.Tensor:
-            return on_device(np.resize(corpus.validation, (batch, tokens)).astype(np.int64), self.device)
+            return self._tokens(corpus, batch, tokens)
 
         ran = {"train": kernels.training_kernels(model, prompts(1, self.settings.train.length), precision)}
         self._tell({"kernels": json.dumps(ran)})
@@ -157,6 +168,10 @@ class Trial:
             self._tell({"kernels": json.dumps(ran)})
         self.problems += found.problems
         return None
+
+    def _tokens(self, corpus: Corpus, batch: int, tokens: int) -> torch.Tensor:
+        """Held-out token ids `(batch, tokens)` on the device."""
+        return on_device(np.resize(corpus.validation, (batch, tokens)).astype(np.int64), self.device)
 
     def _tell(self, columns: dict[str, Any]) -> None:
         self.columns |= columns

@@ -173,7 +173,7 @@ def test_a_full_cache_says_so() -> None:
     [
         ({"attention": {"name": "gqa", "n_kv_heads": 3}}, "n_heads 4 is not divisible by n_kv_heads 3"),
         ({"attention": {"name": "gqa", "n_kv_heads": 8}}, "n_heads 4 is not divisible by n_kv_heads 8"),
-        ({"attention": {"name": "gqa", "n_kv_heads": 0}}, "greater than or equal to 1"),
+        ({"attention": {"name": "gqa", "n_kv_heads": 0}}, "must be at least 1"),
         ({"attention": "mha", "n_heads": 5}, "d_model 32 is not divisible by n_heads 5"),
         ({"attention": "mla", "n_heads": 5}, "d_model 32 is not divisible by n_heads 5"),
         ({"attention": {"name": "mha", "head_dim": 7}}, "the rotated width of a head is 7, which is odd"),

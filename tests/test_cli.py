@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,19 @@ import pytest
 from click.testing import CliRunner, Result
 from conftest import Write
 
-from ablate import __version__, catalogue, cli, commands
+from ablate import __version__, catalogue, cli, commands, registry
 from ablate.cli import main
 from ablate.results import Store
 
 ROOT = Path(__file__).parent.parent
 VERBS = sorted(main.commands)
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> None:
+    """A file of the same name in another folder is another choice."""
+    for remembered in (registry._config, registry._foreign):
+        remembered.cache_clear()
 
 
 def ablate(*arguments: str) -> Result:
@@ -130,6 +138,10 @@ def test_list_of_one_slot() -> None:
     assert refused("list", "attentoin") == ["unknown slot 'attentoin'", "  did you mean 'attention'?"]
 
 
+def test_list_of_the_presets_by_either_word() -> None:
+    assert facts("list", "preset") == facts("list", "presets")
+
+
 def every_choice() -> list[str]:
     return [f"{slot}/{name}" for slot in (*catalogue.SLOTS, *catalogue.SOURCES) for name in catalogue.names(slot)]
 
@@ -150,7 +162,7 @@ def test_describe_a_choice(choice: str) -> None:
 def test_describe_gqa() -> None:
     found = facts("describe", "gqa")
     assert found["settings"]["n_kv_heads"]["type"] == "integer"
-    assert found["settings"]["n_kv_heads"]["bounds"].startswith(">= 1")
+    assert found["settings"]["n_kv_heads"]["bounds"] == ">= 1 <= 16777216"
     assert "2305.13245" in found["summary"]
 
 
@@ -160,6 +172,12 @@ def test_describe_a_choice_of_ones_own(write: Write) -> None:
     Path("mine.py").write_text(code, encoding="utf-8")
     found = facts("describe", "norm/./mine.py")
     assert (found["summary"], found["settings"]["width"]["default"]) == ("Mine.", 3)
+    for name in ("./mine.py", "mine.py", str(Path("mine.py").resolve())):
+        assert facts("describe", name) == found | {"name": name}
+
+
+def test_describe_nothing() -> None:
+    assert refused("describe", "")[0] == "unknown choice ''"
 
 
 def test_describe_llama_7b() -> None:
@@ -303,6 +321,75 @@ def test_a_device_that_is_not_there(write: Write, monkeypatch: pytest.MonkeyPatc
 def test_the_command_that_runs_it_again(write: Write) -> None:
     wanted = commands.Wanted("my file.yaml", sets=("train.lr=1", "question=why not?"))
     assert wanted.command() == "python -m ablate run 'my file.yaml' --set train.lr=1 --set 'question=why not?'"
+
+
+# --- The system -------------------------------------------------------------------------------------------------------
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def fail(wanted: commands.Wanted) -> dict[str, Any]:
+        raise error
+
+    monkeypatch.setattr(commands, "plan_facts", fail)
+
+
+@pytest.mark.parametrize(
+    ("error", "lines"),
+    [
+        (OSError(28, "No space left on device"), ["No space left on device", "  free some space and run again"]),
+        (PermissionError(13, "Permission denied", "x"), ["x: Permission denied", "  see to it that this can be "]),
+        (SystemExit(0), ["SystemExit: 0", "  code that the experiment names ended the program"]),
+    ],
+)
+def test_a_fault_of_the_system_is_told_with_its_cure(
+    error: BaseException, lines: list[str], write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, error)
+    said = refused("plan", str(write()))
+    assert len(said) == 2
+    assert all(found.startswith(line) for found, line in zip(said, lines, strict=True))
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, BrokenPipeError(32, "Broken pipe"))
+    done = ablate("plan", str(write()))
+    assert (done.exit_code, done.output) == (1, "")
+
+
+def test_what_a_choice_prints_stays_out_of_the_document(write: Write) -> None:
+    file = write("variants: {x: {norm: ./own.py}}")
+    code = "from ablate.norm import rms_norm\nclass Config(rms_norm.Config):\n    def build(self, d_model):\n"
+    Path("own.py").write_text(f"print(1)\n{code}        print(2)\n        return super().build(d_model)\n", "utf-8")
+    assert len(facts("plan", str(file))["variants"]) == 2
+
+
+@pytest.mark.parametrize("option", ["--results", "--reports"])
+def test_a_folder_that_cannot_be_written_is_told_before_training(
+    option: str, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ablate.runner.Run.carry_out", lambda *_: pytest.fail("nothing may run"))
+    Path("taken").write_text("", encoding="utf-8")
+    lines = refused("run", str(write()), option, "taken")
+    assert lines[0].startswith(f"{Path('taken/tiny')}: no folder that can be written: ")
+    assert lines[1:] == [f"  give another {option}"]
+
+
+@pytest.mark.parametrize("verb", ["run", "plan", "status", "report", "sync"])
+@pytest.mark.parametrize("name", ["mlflow.db", "MLflow.db-wal", "mlartifacts", "x.db", "x.lock"])
+def test_a_name_that_something_else_has_in_results_is_refused(verb: str, name: str, write: Write) -> None:
+    assert refused(verb, str(write(f"name: {name}"))) == [
+        f"tiny.yaml:4:1: '{name}' is kept for what stands beside it in results",
+        "  choose another name",
+    ]
+
+
+def test_what_is_stored_but_not_ok_is_told(write: Write) -> None:
+    experiment = commands.read(commands.Wanted(str(write())))
+    said = [commands._opening(experiment, 0, Counter(statuses)) for statuses in ({"ok": 1}, {"crashed": 1})]
+    assert said == [
+        "tiny: 1 variant x 1 seed = 1 trial, all of them stored: nothing to train",
+        "tiny: 1 variant x 1 seed = 1 trial, all of them stored, 1 crashed; --retry-failed runs it again",
+    ]
 
 
 # --- In a process of its own ------------------------------------------------------------------------------------------

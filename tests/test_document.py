@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -113,6 +114,16 @@ def test_other_readers_in_the_process_stay_as_they_were() -> None:
 )
 def test_merges_and_aliases(text: str, meant: dict[str, Any]) -> None:
     assert data(text) == meant
+
+
+@pytest.mark.parametrize("sign", [">", ">-", ">+"])
+def test_folded_text_is_clean(sign: str) -> None:
+    assert data(f"question: {sign}\n  a b\n  c d\n\n  e\nk: 1")["question"].strip() == "a b c d\ne"
+
+
+@pytest.mark.parametrize("text", ["a: [1", "a: b: c", "- 1", "a: x\x00", "<<: 3", "a: .inf", "a: " + "[" * 99])
+def test_every_fault_has_a_cure(text: str) -> None:
+    assert re.fullmatch(r"f\.yaml.*: .+\n  .+", fault(text))
 
 
 def test_a_key_written_twice_is_told_with_both_lines() -> None:

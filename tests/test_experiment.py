@@ -15,6 +15,7 @@ from conftest import TINY, Expand, Refused, Write
 from ablate import registry
 from ablate.document import FileFaults
 from ablate.experiment import Experiment
+from ablate.settings import resolved, typed
 from ablate.variant import Trial
 
 SAMPLE = """\
@@ -306,12 +307,12 @@ def test_two_variants_never_share_a_name(refused: Refused) -> None:
         ("vary: {blok: [pre_norm]}", "5:8: unknown setting 'blok'\n  did you mean 'block'?"),
         ("vary: {trian.lr: [1]}", "5:8: unknown setting 'trian'\n  did you mean 'train'?"),
         ("vary: {train.lrr: [1]}", "5:20: unknown setting 'lrr'\n  did you mean 'lr'?"),
-        ("vary: {seeds: [1]}", "5:8: unknown setting 'seeds'"),
+        ("vary: {seeds: [1]}", "5:8: 'seeds' is a key of the file, not of a variant"),
         ("vary: {block: [pre_norm, postnorm]}", "5:26: unknown block 'postnorm'\n  did you mean 'post_norm'?"),
         ("vary: {attention: [mha, gqq], attention.n_kv_heads: [1]}", "5:8: unknown attention 'gqq'"),
         (
             "vary: {train.optimizer: [adamw, adammw]}",
-            "5:33: 'optimizer.name': input should be 'adamw', 'adam' or 'sgd'",
+            "5:33: 'optimizer.name': must be 'adamw', 'adam' or 'sgd' (it is 'adammw')\n  did you mean 'adamw'?",
         ),
         (
             "train: {steps: 4, batch_tokens: 64, optimizer: {beta: 1}}",
@@ -354,28 +355,28 @@ def test_two_variants_never_share_a_name(refused: Refused) -> None:
         ("baseline: {attention: }", "4:12: attention needs a name"),
         ("baseline: {attention: {bias: true, name: no}}", "4:12: unknown attention 'no'"),
         # types
-        ("vary: {n_layers: [1, two]}", "5:22: 'n_layers': input should be a valid integer (it is 'two')"),
+        ("vary: {n_layers: [1, two]}", "5:22: 'n_layers': a whole number is needed (it is 'two')"),
         ("vary: {block: [pre_norm, 4]}", "5:26: block needs a name"),
-        ("vary: {tie_embeddings: [true, auto]}", "5:31: 'tie_embeddings': input should be a valid boolean"),
-        ("vary: {train.lr: [1, '1e-3']}", "5:22: 'lr': input should be a valid number (it is '1e-3')"),
+        ("vary: {tie_embeddings: [true, auto]}", "5:31: 'tie_embeddings': true or false is needed"),
+        ("vary: {train.lr: [1, '1e-3']}", "5:22: 'lr': a number is needed (it is '1e-3')"),
         ("baseline: {n_layers: true}", "4:12: 'n_layers': a whole number is needed, not true"),
-        ("baseline: {n_layers: 1.5}", "4:12: 'n_layers': input should be a valid integer"),
-        ("baseline: {n_layers: '6'}", "4:12: 'n_layers': input should be a valid integer"),
-        ("baseline: {n_layers: 2m}", "4:12: 'n_layers': input should be a valid integer (it is '2m')"),
-        ("baseline: {n_layers: 0.5}", "4:12: 'n_layers': input should be a valid integer"),
+        ("baseline: {n_layers: 1.5}", "4:12: 'n_layers': a whole number is needed"),
+        ("baseline: {n_layers: '6'}", "4:12: 'n_layers': a whole number is needed"),
+        ("baseline: {n_layers: 2m}", "4:12: 'n_layers': a whole number is needed (it is '2m')"),
+        ("baseline: {n_layers: 0.5}", "4:12: 'n_layers': a whole number is needed"),
         ("baseline: {dropout: true}", "4:12: 'dropout"),
         ("train: {steps: 4, batch_tokens: 64, lr: true}", "4:37: 'lr': a number is needed, not true"),
-        ("variants: {x: }", "5:12: 'variants.x': input should be a valid dictionary"),
+        ("variants: {x: }", "5:12: 'variants.x': settings are needed here"),
         ("variants: [x]", "5:1: 'variants'"),
-        ("question: 3", "5:1: 'question': input should be a valid string"),
-        ("data: 3", "4:1: 'data': input should be a valid dictionary"),
-        ("design: both", "5:1: 'design': input should be 'product' or 'one_at_a_time'"),
+        ("question: 3", "5:1: 'question': text is needed"),
+        ("data: 3", "4:1: 'data': settings are needed here"),
+        ("design: both", "5:1: 'design': must be 'product' or 'one_at_a_time' (it is 'both')\n  write product"),
         # bounds
-        ("vary:\n  n_layers: [1,\n    0]", "7:5: 'n_layers': input should be greater than or equal to 1 (it is 0)"),
-        ("vary: {attention: [mha, {name: gqa, n_kv_heads: 0}]}", "5:37: 'n_kv_heads': input should be greater than"),
-        ("vary: {dropout: [0.1, 1]}", "5:23: 'dropout.embedding': input should be less than 1"),
-        ("variants: {x: {train.lr: 0}}", "5:16: 'lr': input should be greater than 0"),
-        ("train: {steps: 99999999999999999999, batch_tokens: 64}", "4:9: 'steps': input should be less than"),
+        ("vary:\n  n_layers: [1,\n    0]", "7:5: 'n_layers': must be at least 1 (it is 0)\n  write 1 or more"),
+        ("vary: {attention: [mha, {name: gqa, n_kv_heads: 0}]}", "5:37: 'n_kv_heads': must be at least"),
+        ("vary: {dropout: [0.1, 1]}", "5:23: 'dropout.embedding': must be less than 1"),
+        ("variants: {x: {train.lr: 0}}", "5:16: 'lr': must be more than 0 (it is 0)\n  write a number above 0"),
+        ("train: {steps: 99999999999999999999, batch_tokens: 64}", "4:9: 'steps': must be at most 9007199254740992"),
         # nothing where something must be
         ("vary: {block: []}", "5:8: 'vary.block': a list of at least one value is needed"),
         ("vary: {block: pre_norm}", "5:8: 'vary.block': a list of at least one value is needed (it is 'pre_norm')"),
@@ -402,8 +403,8 @@ def test_two_variants_never_share_a_name(refused: Refused) -> None:
         ("baseline: {layers: [{every: 2, ffn: moe}]}", "4:32: unknown setting 'ffn'"),
         ("baseline: {layers: [{every: 2, position: rope}]}", "4:32: unknown setting 'position'"),
         ("baseline: {layers: [{every: 2, block: postnorm}]}", "4:32: unknown block 'postnorm'"),
-        ("baseline: {layers: [{every: 0, block: post_norm}]}", "4:22: 'every': input should be greater than"),
-        ("baseline: {layers: {every: 2}}", "4:12: 'layers': input should be a valid list"),
+        ("baseline: {layers: [{every: 0, block: post_norm}]}", "4:22: 'every': must be at least"),
+        ("baseline: {layers: {every: 2}}", "4:12: 'layers': a list is needed"),
         # data
         ("data: {path: missing.txt}", "4:8: no such file or folder: 'missing.txt'"),
         ("vary: {data: [cycle, {name: text, path: missing.txt}]}", "5:35: no such file or folder: 'missing.txt'"),
@@ -422,7 +423,7 @@ def test_two_variants_never_share_a_name(refused: Refused) -> None:
         ("seeds: []", "5:1: 'seeds'"),
         ("seeds: true", "5:1: 'seeds': a whole number is needed, not true"),
         ("seeds: [0, true]", "5:12: 'seeds.1': a whole number is needed, not true"),
-        ("seeds: [0, -1]", "5:12: 'seeds.1': input should be greater than"),
+        ("seeds: [0, -1]", "5:12: 'seeds.1': must be at least"),
         ("seeds: [0, 1, 0]", "5:1: a seed is given twice"),
     ],
 )
@@ -504,7 +505,6 @@ def test_changes_tell_what_a_variant_sets_to_nothing(expand: Expand) -> None:
         ("[{first: 2, feed_forward: swiglu}, {every: 2, feed_forward: moe}]", "dmdm"),
         ("[{every: 1, feed_forward: moe}, {every: 3, feed_forward: swiglu}]", "mmdm"),
         ("[{every: 3, first: 1, feed_forward: moe}]", "mdmd"),
-        ("[{every: 9, feed_forward: moe}]", "dddd"),
     ],
 )
 def test_of_the_rules_for_layers_the_last_wins(layers: str, kinds: str, expand: Expand) -> None:
@@ -560,7 +560,7 @@ def test_a_dotted_setting_wins_over_the_same_one_in_the_file(expand: Expand) -> 
 
 
 def test_the_command_line_reaches_the_rest_of_the_file(expand: Expand) -> None:
-    added = "seeds: 3\nvariants: {x: {train: {lr: 1}}}"
+    added = "seeds: 3\nvariants: {x: {train: {lr: 1}}, y: {}}"
     found = expand(added, "seeds=[5]", "name=other", "question=why?", "variants.x.train.lr=2", "variants.y.n_layers=2")
     assert (found.seeds, found.name, found.question) == ([5], "other", "why?")
     assert changes(found, "x") == {"train.lr": 2.0}
@@ -589,12 +589,12 @@ def test_a_folder_of_ones_own_takes_the_place_of_the_text(expand: Expand, write:
             for wrong in ("train.steps", "=3", "a..b=3", ".a=1", "")
         ],
         *[(wrong, f"--set {wrong}: not a value in YAML") for wrong in ("n_layers={a", "n_layers=*x", "n_layers=a: b")],
-        ("n_layers=two", "--set n_layers=two: 'n_layers': input should be a valid integer (it is 'two')"),
-        ("n_layers=", "--set n_layers=: 'n_layers': input should be a valid integer"),
+        ("n_layers=two", "--set n_layers=two: 'n_layers': a whole number is needed (it is 'two')"),
+        ("n_layers=", "--set n_layers=: 'n_layers': a whole number is needed"),
         ("n_layer=2", "--set n_layer=2: unknown setting 'n_layer'\n  did you mean 'n_layers'?"),
         ("attention.n_kv_heads=2", "--set attention.n_kv_heads=2: unknown setting 'n_kv_heads'"),
         ("steps=3", "--set steps=3: unknown setting 'steps'\n  write train.steps"),
-        ("train.lr=0", "--set train.lr=0: 'lr': input should be greater than 0"),
+        ("train.lr=0", "--set train.lr=0: 'lr': must be more than 0 (it is 0)\n  write a number above 0"),
         ("train=3", "--set train=3: 'train'"),
         ("seeds=0", "--set seeds=0: 'seeds'"),
         ("name=../x", "--set name=../x: '../x' cannot be the name of an experiment"),
@@ -813,3 +813,105 @@ def test_one_way_to_give_the_length_replaces_the_other(change: str, expand: Expa
     assert not found.invalid
     longer = found.variants[-1].settings.train
     assert (longer.tokens, longer.n_steps * longer.batch_tokens) == (None, 4096)
+
+
+# --- Settings that mean nothing, exceptions for layers, and cures -----------------------------------------------------
+
+RULES = [
+    *("[{every: 2, attention: gqa}]", "[{first: 1, feed_forward: moe}]", "[{every: 1, norm: layer_norm}]"),
+    *("[{every: 2, block: post_norm}, {first: 1, norm: layer_norm, attention: mla}]", "[]"),
+]
+
+
+@pytest.mark.parametrize("layers", RULES)
+def test_resolved_settings_survive_a_round_trip(layers: str, expand: Expand) -> None:
+    settings = expand(
+        f"variants: {{x: {{n_layers: 2, train.schedule: noam, train.warmup_steps: 1, layers: {layers}}}}}"
+    )
+    whole = settings.variants[1].settings
+    again = typed(json.loads(json.dumps(whole.model_dump(mode="json"))))
+    assert again == whole
+    assert resolved(again) == whole
+
+
+@pytest.mark.parametrize(
+    ("recipe", "idle"),
+    [
+        ("train.optimizer: adamw", "train.optimizer.momentum: 0.5"),
+        ("train.optimizer: adam", "train.optimizer.momentum: 0.5"),
+        ("train.optimizer: sgd", "train.optimizer.betas: [0.5, 0.6]"),
+        ("train.optimizer: sgd", "train.optimizer.eps: 0.1"),
+        ("train.schedule: constant", "train.final_lr: 0.5"),
+        ("train.schedule: noam, train.warmup_steps: 1", "train.final_lr: 0.5"),
+        ("init: xavier", "init_std: 0.5"),
+    ],
+)
+def test_a_setting_without_meaning_makes_no_variant(recipe: str, idle: str, expand: Expand) -> None:
+    found = expand(f"variants: {{a: {{{recipe}, n_layers: 2}}, b: {{{recipe}, n_layers: 2, {idle}}}}}")
+    assert names(found) == ["baseline", "a"]
+    assert found.same == {"b": "a"}
+
+
+def test_nothing_means_the_default_where_a_setting_has_a_meaning(expand: Expand) -> None:
+    idle = ("train.optimizer.betas=null", "train.optimizer.eps=null", "train.final_lr=null", "init_std=null")
+    assert expand("", *idle).baseline.settings == expand("").baseline.settings
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ("[{every: 2}]", "a rule for layers needs a choice for them\n  give one of: attention, "),
+        ("[{every: 9, norm: layer_norm}]", "the rule is for none of the 2 layers\n  take it out, or "),
+        ("[{every: 1, norm: }]", "a rule for layers needs a choice for them"),
+    ],
+)
+def test_a_rule_that_changes_nothing_is_refused(layers: str, said: str, refused: Refused) -> None:
+    assert said in refused(f"variants: {{x: {{n_layers: 2, layers: {layers}}}}}")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("n_layers=10001", "'n_layers': must be at most 10000 (it is 10001)\n  write 10000 or less"),
+        ("n_layers=0", "'n_layers': must be at least 1"),
+        ("d_model=1B", "'d_model': must be at most 16777216"),
+        ("vocab_size=1B", "'vocab_size': must be at most 16777216"),
+        ("max_seq_len=1B", "'max_seq_len': must be at most 16777216"),
+        ("feed_forward.d_ff=1B", "'d_ff': must be at most 16777216"),
+        ("attention.head_dim=1B", "'head_dim': must be at most 16777216"),
+        ("train.warmup_steps=-1", "'warmup_steps': must be at least 0"),
+        ("dropout.residual=1", "must be less than 1"),
+        ("train.optimizer.betas=[0.9]", "it has too few values\n  give at least 2"),
+        ("train.optimizer.betas=[0.9, 0.9, 0.9]", "it has too many values\n  give at most 2"),
+        ("train.optimizer.betas=0.9", "a list is needed (it is 0.9)\n  write its values in brackets"),
+        ("train.optimizer=3", "'optimizer': settings are needed here (it is 3)\n  write settings below it"),
+        ("n_layers=two", "a whole number is needed (it is 'two')\n  write a whole number without quotes, such as 8"),
+        ("n_layers=true", "a whole number is needed, not true (it is True)\n  write a whole number without quotes"),
+        ("train.lr=fast", "a number is needed (it is 'fast')\n  write a number without quotes, such as 1e-3"),
+        ("tie_embeddings=1", "true or false is needed (it is 1)\n  write true or false, without quotes"),
+        ("question=3", "text is needed (it is 3)\n  write it in quotes"),
+        ("train.schedule=cosin", "(it is 'cosin')\n  did you mean 'cosine'?"),
+        ("train.precision=3", "must be 'fp32' or 'bf16' (it is 3)\n  write fp32"),
+        ("attention={name: gqa, n_kv_heads: 3}", "not divisible by n_kv_heads 3\n  choose a divisor of n_heads"),
+        ("feed_forward={name: moe, top_k: 9}", "top_k 9 is more than n_experts 8\n  choose top_k from 1 to 8"),
+        ("attention.head_dim=7", "which is odd\n  give the attention an even width"),
+        ("profile={prefill: {tokens: [99]}}", "\n  raise max_seq_len or shorten the prompt"),
+        ("profile={decode: {context: [9]}}", "\n  raise max_seq_len, or lower context 9 or new_tokens 32"),
+        ("profile={prefill: {}}", "'tokens' is missing\n  add it"),
+        ("layers=[3]", "settings are needed here, not 3\n  write settings below it"),
+    ],
+)
+def test_a_fault_comes_with_its_cure(change: str, said: str, refused: Refused) -> None:
+    assert said in refused("", change)
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ("{position: rope, attention: {name: mha, head_dim: 7}}", "5:55: the rotated width of a head is 7"),
+        ("{position: rope, attention: {name: mla, qk_rope_head_dim: 3}}", "5:55: the rotated width of a head is 3"),
+        ("{d_model: 28, position: rope, attention: mha}", "5:29: the rotated width of a head is 7"),
+    ],
+)
+def test_an_odd_width_is_told_where_it_is_given(changes: str, place: str, refused: Refused) -> None:
+    assert refused(f"variants: {{x: {changes}}}").startswith(f"tiny.yaml:{place}")

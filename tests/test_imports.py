@@ -23,7 +23,7 @@ STOREYS = [
     ["settings", "grid", "variant", "expansion", "experiment"],
     ["model", "cost", "building", "job", "results", "mlflow_view"],
     ["batches", "train", "profiling", "plan", "machine", "stats"],
-    ["trial", "child", "progress", "report", "tracking", "mlflow_run", "mlflow_ui"],
+    ["gates", "trial", "child", "progress", "report", "tracking", "mlflow_run", "mlflow_ui"],
     ["runner"],
     ["commands"],
     ["cli", "__main__"],

@@ -175,9 +175,9 @@ def test_faults_in_rules_are_told_once_each_and_all_together() -> None:
     told = [(fault.path, fault.message, fault.cure) for fault in caught.value.faults]
     assert told == [
         (("layers", 0, "attention"), "unknown attention 'gqaa'", "did you mean 'gqa'?"),
-        (("layers", 1), "a rule for layers needs 'every' or 'first'", ""),
-        (("layers", 2), "settings are needed here, not 3", ""),
-        (("n_heads",), "'n_heads': input should be greater than or equal to 1 (it is 0)", ""),
+        (("layers", 1), "a rule for layers needs 'every' or 'first'", "say which layers, as in `every: 2`"),
+        (("layers", 2), "settings are needed here, not 3", "write settings below it, as in `key: value`"),
+        (("n_heads",), "'n_heads': must be at least 1 (it is 0)", "write 1 or more"),
     ]
 
 

@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner
 from conftest import Expand, Write
 
-from ablate import model, plan
+from ablate import building, model, plan, registry
 from ablate.cli import main
 from ablate.document import FileFaults
 
@@ -20,6 +20,13 @@ question: why?
 variants: {größe: {attention: {name: gqa, n_kv_heads: 1}}, moe: {feed_forward: {name: moe, n_experts: 4, top_k: 1}}}
 vary: {n_heads: [4, 3], block: [pre_norm, post_norm]}
 """
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> None:
+    """A file of the same name in another folder is another choice."""
+    for remembered in (registry._config, registry._foreign):
+        remembered.cache_clear()
 
 
 def said(*arguments: str, status: int = 0) -> str:
@@ -197,3 +204,90 @@ def test_the_plan_disturbs_no_generator(write: Write) -> None:
     before = torch.random.get_rng_state()
     facts(write(MORE), status=1)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+OWN_NORM = """from ablate.norm import rms_norm
+class Config(rms_norm.Config):
+    def {method}:
+        {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("resolve(self, shape)", "./own.py fails in these settings: SystemExit: 0"),
+        ("build(self, d_model)", "variant x cannot be built: SystemExit: 0"),
+    ],
+)
+def test_a_choice_that_ends_the_program_is_told(method: str, said: str, write: Write, expand: Expand) -> None:
+    write()
+    Path("own.py").write_text(OWN_NORM.format(method=method, body="raise SystemExit(0)"), encoding="utf-8")
+    with pytest.raises(FileFaults, match=said):
+        plan.checked(expand("variants: {x: {norm: ./own.py}}"))
+
+
+def test_data_that_end_the_program_are_told(write: Write, expand: Expand) -> None:
+    write()
+    code = "from ablate.data import Base\nclass Config(Base):\n    def corpus(self):\n        raise SystemExit(0)\n"
+    Path("own.py").write_text(code, encoding="utf-8")
+    with pytest.raises(FileFaults, match=r"\./own\.py fails in these settings: SystemExit: 0"):
+        expand("data: ./own.py")
+
+
+def test_parameters_promised_are_those_of_the_model(write: Write, expand: Expand) -> None:
+    write()
+    Path("own.py").write_text(OWN_NORM.format(method="params(self, d_model)", body="return 1"), encoding="utf-8")
+    with pytest.raises(FileFaults, match=r"variant x promises [\d,]+ parameters, has [\d,]+\n  .*params\(\)"):
+        plan.checked(expand("variants: {x: {norm: ./own.py}}"))
+
+
+def test_more_threads_than_there_are_refuse_the_file(expand: Expand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ablate.plan.available_threads", lambda: 2)
+    assert plan.checked(expand("", "train.threads=2")).variants
+    with pytest.raises(FileFaults) as caught:
+        plan.checked(expand("", "train.threads=3"))
+    assert str(caught.value) == (
+        "--set train.threads=3: train.threads 3 is more than the 2 that this process may use\n"
+        "  leave it out, or give at most 2"
+    )
+
+
+def test_one_of_a_thing_is_not_told_as_many(write: Write) -> None:
+    shown = said(str(write()), "--workers", "1024")
+    assert "1 trial, 0 of them stored" in shown
+    assert "1 thread each" in shown
+    assert "tensors ~" in shown
+
+
+@pytest.mark.parametrize(
+    ("added", "place", "message", "cure"),
+    [
+        ("vary: {seeds: [[1], [2]]}", "5:8", "'seeds' is a key of the file, not of a variant", "top level"),
+        ("variants: {x: {question: y}}", "5:16", "'question' is a key of the file, not of a variant", "top level"),
+        ("baseline: {train: {lr: 1}}", "4:12", "'train' is a key of the file, not of a model", "top level"),
+        ("baseline: {data.period: 3}", "4:12", "'data.period' is a key of the file, not of a model", "top level"),
+        ("vary: {train.betas: [[0.5, 0.5]]}", "5:8", "unknown setting 'betas'", "write train.optimizer.betas"),
+        ("vary: {layers.0.norm: [a]}", "5:8", "'layers.0.norm': a list has no dotted path", "give all of layers"),
+    ],
+)
+def test_what_stands_at_the_wrong_place_is_told_with_the_right_one(
+    added: str, place: str, message: str, cure: str, expand: Expand
+) -> None:
+    with pytest.raises(FileFaults) as caught:
+        expand(added)
+    first, second = str(caught.value).splitlines()
+    assert first == f"tiny.yaml:{place}: {message}"
+    assert cure in second
+
+
+def test_a_setting_of_a_variant_that_the_file_does_not_have_is_refused(expand: Expand) -> None:
+    with pytest.raises(FileFaults) as caught:
+        expand("variants: {gqa: {attention: gqa}}", "variants.gqx.attention=mha")
+    assert str(caught.value) == ("--set variants.gqx.attention=mha: unknown variant 'gqx'\n  did you mean 'gqa'?")
+    assert len(expand("", "variants={x: {n_layers: 2}}").variants) == 2
+
+
+def test_build_takes_a_variants_own_settings(expand: Expand) -> None:
+    settings = expand().baseline.settings.model
+    assert building.build(settings).settings == settings

@@ -178,3 +178,24 @@ def test_a_users_file_that_does_not_work_says_why_in_one_line(
 
 def test_a_dotted_name_that_leads_nowhere_says_so(here: Path) -> None:
     assert "ModuleNotFoundError: No module named 'my_lab'" in fault_of("attention", "my_lab.shared_kv").message
+
+
+@pytest.mark.parametrize("ending", ["SystemExit(0)", "GeneratorExit(0)"])
+def test_a_users_own_file_ends_nothing_but_itself(here: Path, ending: str) -> None:
+    (here / "own.py").write_text(f"raise {ending}\n", encoding="utf-8")
+    message = f"attention './own.py' cannot be loaded: {ending.partition('(')[0]}: 0"
+    assert fault_of("attention", "./own.py").message == message
+
+
+def test_what_a_users_own_file_prints_is_no_result(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "own.py").write_text(f"print('hello')\n{OWN_ATTENTION}", encoding="utf-8")
+    registry.configure("attention", "./own.py")
+    assert capsys.readouterr() == ("", "hello\n")
+
+
+def test_the_slot_of_a_users_own_choice_is_that_of_its_class(here: Path) -> None:
+    (here / "own.py").write_text(OWN_ATTENTION, encoding="utf-8")
+    (here / "none.py").write_text("Config = 3\n", encoding="utf-8")
+    assert registry.slot_of("./own.py") == registry.slot_of("own.py") == "attention"
+    with pytest.raises(Faults, match=r"'\./none\.py' holds no choice"):
+        registry.slot_of("./none.py")

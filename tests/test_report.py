@@ -478,6 +478,41 @@ def test_threads_and_batches_that_differ_are_flagged(plain_text: Any) -> None:
     assert "same batches (seed 0)" in text
 
 
+def test_measured_beside_unlike_numbers_of_trials(plain_text: Any) -> None:
+    rows = [trial("baseline", 0, 2.5, trials_at_once=1.0), trial("a", 0, 2.5, trials_at_once=1.9)]
+    machine = {"workers": 4}
+    text = plain_text(results(rows, machine=machine))
+    assert "with between 1.0 and 1.9 trials at once" in section(text, "Read with care")
+    assert "1 to 1.9 trials at a time" in text
+    rows[0]["trials_at_once"] = 1.9
+    text = plain_text(results(rows, machine=machine))
+    assert "trials at once" not in text
+    assert "1.9 trials at a time" in text
+    rows = [trial("baseline", 0, 2.5)]
+    assert "4 trials at a time" in plain_text(results(rows, machine=machine))
+
+
+def test_in_mid_run_one_seed_is_one_seed(plain_text: Any) -> None:
+    variants = [entry(name, range(3)) for name in ("baseline", "a", "b")]
+    first = plain_text(results(losses(baseline=[2.5], a=[2.4], b=[2.3]), variants))
+    assert "One seed only, so that no ± and no verdict is given: baseline, a, b." in first
+    assert "not corrected for that" not in first
+    more = plain_text(results(losses(baseline=[2.5, 2.6], a=[2.4, 2.5], b=[2.3, 2.4]), variants))
+    assert "One seed only" not in more
+    assert "2 variants are compared with one baseline" in more
+
+
+def test_links_are_one_line_that_says_what_to_start(plain_text: Any) -> None:
+    text = plain_text(results([trial("baseline", 0, 2.5)]), charts="http://x/1", table="http://x/2")
+    assert "- MLflow (start `python -m ablate ui` first): [charts](<http://x/1>), [table](<http://x/2>)\n" in text
+
+
+def test_many_changes_of_a_variant_are_one_below_the_other(plain_text: Any) -> None:
+    variants = [entry("baseline", range(1)), entry("a<br>", range(1), ("attention", "norm"))]
+    text = plain_text(results([], variants))
+    assert "attention: a&lt;br&gt;<br>norm: a&lt;br&gt;" in section(text, "Variants")
+
+
 def test_a_corpus_read_more_than_once_is_said(plain_text: Any) -> None:
     rows = [trial("baseline", 0, 2.5, corpus_passes=1.42)]
     assert "The corpus was read 1.4 times" in plain_text(results(rows))
@@ -499,6 +534,29 @@ def test_an_interval_shows_on_which_side_of_zero_it_lies(plain_text: Any) -> Non
     low, high = re.findall(r"[+-][\d.]+", cell(text, "a", "difference"))[1:]
     assert float(low) > 0
     assert float(high) > 0
+
+
+def test_a_difference_too_small_to_matter_is_not_spelled_out(plain_text: Any) -> None:
+    text = plain_text(results(losses(baseline=[2.5], a=[2.50000931], b=[2.5 - 1e-11])))
+    assert cell(text, "a", "difference") == "+0.00001 single seed"
+    assert cell(text, "b", "difference") == "+0.00000 single seed"
+
+
+@pytest.mark.parametrize(("points", "panels"), [(1, 1), (2, 1), (4, 1), (6, 2)])
+def test_the_second_half_is_shown_where_it_is_a_curve(points: int, panels: int, tmp_path: Path) -> None:
+    given = results([trial("baseline", 0, 2.5)], curves=curve("baseline-0", [3.0 - 0.1 * n for n in range(points)]))
+    text_of(given, tmp_path)
+    picture = (tmp_path / "plots" / "1-loss.svg").read_text(encoding="utf-8")
+    assert len(re.findall('id="axes_', picture)) == panels
+
+
+def test_a_long_cache_curve_has_few_markers(tmp_path: Path) -> None:
+    sizes = [[tokens, 8 * tokens] for tokens in range(1, 65)]
+    variants = [entry("baseline", range(1), kv_cache_bytes_by_tokens=sizes)]
+    text_of(results([trial("baseline", 0, 2.5)], variants), tmp_path)
+    picture = (tmp_path / "plots" / "1-cache.svg").read_text(encoding="utf-8")
+    # Ticks are drawn in the same way.
+    assert picture.count("<use ") < len(sizes) / 2
 
 
 def test_profiles_give_median_and_spread(plain_text: Any) -> None:

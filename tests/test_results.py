@@ -352,6 +352,54 @@ def test_an_unreadable_document_stops_no_reader(store: Store) -> None:
         store.experiment()
 
 
+TRIALS_NOT_IDS: list[Any] = ["abc", {"zero": "c0"}, {"0": 5}, {"0": "../c0"}]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"variants": 5},
+        {"variants": [{}]},
+        {"variants": [{"name": 5}]},
+        *({"variants": [{"name": "a", "trials": trials}]} for trials in TRIALS_NOT_IDS),
+        {"variants": [{"name": "a", "changes": []}]},
+        {"variants": [{"name": "a", "kv_cache_bytes_by_tokens": [1]}]},
+        {"invalid": 3},
+        {"invalid": [{"variant": "a"}]},
+        {"counts": {"raw": "many"}},
+        {"machine": {"workers": "two"}},
+        {"data": {"train_tokens": "1"}},
+        {"train": 3},
+        {"name": math.nan},
+    ],
+)
+def test_an_experiment_of_another_shape_is_named_and_the_rows_remain(store: Store, document: Any) -> None:
+    store.write_trial(row("c0"), CURVE, {})
+    (store.folder / "experiment.json").write_text(json.dumps(document), encoding="utf-8")
+    loaded = store.load()
+    assert loaded.experiment == {}
+    assert loaded.trials["trial_id"].tolist() == ["c0"]
+    assert [each.split(":")[0] for each in loaded.skipped] == ["experiment.json"]
+    with pytest.raises(ResultsError, match="cannot be read"):
+        store.experiment()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [{"runs": {}}, {"experiment_id": "1"}, {"experiment_id": "1", "runs": 5}, {"experiment_id": 1, "runs": {}}],
+)
+def test_a_mirror_of_another_shape_is_none(store: Store, document: Any) -> None:
+    store.write_mlflow(document)
+    assert store.mlflow() is None
+
+
+def test_the_mirror_is_that_of_the_present_trials(store: Store) -> None:
+    store.write_mlflow({"experiment_id": "1", "runs": {"b0": "r1", "d0": "r2"}})
+    assert store.mlflow() == {"experiment_id": "1", "runs": {"b0": "r1", "d0": "r2"}}
+    store.write_experiment(EXPERIMENT)
+    assert store.mlflow() == {"experiment_id": "1", "runs": {"b0": "r1"}}
+
+
 def test_importing_it_brings_neither_torch_nor_mlflow() -> None:
     script = "import sys, ablate.results; print(sorted({'torch', 'mlflow', 'scipy', 'matplotlib'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

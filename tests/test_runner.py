@@ -179,6 +179,7 @@ def test_fail_fast_starts_nothing_more(tmp_path: Path) -> None:
     write(tmp_path, "wild: {train: {lr: 1e30, grad_clip: null, optimizer: sgd}}", "gqa: {attention: gqa}")
     assert run(tmp_path, "--workers", "1", "--fail-fast")[0] == 1
     assert rows(tmp_path)["status"].to_dict() == {"baseline": "ok", "wild": "diverged"}
+    assert (rows(tmp_path)["trials_at_once"] < 1.02).all()
 
 
 def test_workers_share_the_work(tmp_path: Path) -> None:
@@ -189,6 +190,8 @@ def test_workers_share_the_work(tmp_path: Path) -> None:
     assert list(results.trials["status"]) == ["ok"] * 6
     assert results.trials.groupby("seed")["batch_order_hash"].nunique().to_dict() == {0: 1, 1: 1}
     assert results.trials["batch_order_hash"].nunique() == 2
+    assert results.trials["trials_at_once"].between(1.0, 2.0).all()
+    assert results.trials["trials_at_once"].max() > 1.2
 
 
 ZEROS = '''"""Attention that mixes nothing."""
@@ -243,6 +246,9 @@ FAULTS = {
     "shape": ("x = x[:, :-1]", "crashed", "RuntimeError"),
     "aborts": ("import os; os.abort()", "killed", "SIGABRT"),
     "leaves": ("import os; os._exit(3)", "crashed", "exit status 3"),
+    "quits": ("import sys; sys.exit(0)", "crashed", "SystemExit"),
+    "mute": ("raise type('Mute', (Exception,), {'__str__': lambda self: 1 / 0})", "crashed", "Mute"),
+    "leaks": ("x = x + x.mean(1, keepdim=True)", "gate_failed", "a later token changes"),
 }
 
 

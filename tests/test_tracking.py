@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
 import logging
 import math
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -246,6 +249,12 @@ def test_sync_writes_what_is_missing_and_then_changes_nothing(root: Path) -> Non
     assert (store.folder / "mlflow.json").stat() == noted
 
 
+def test_sync_without_a_readable_experiment_says_so(root: Path) -> None:
+    store = write_small(root, "spoilt")
+    (store.folder / "experiment.json").write_text('{"variants": 5}', encoding="utf-8")
+    assert "experiment.json" in str(Tracker.connect(root, store).sync().failed)
+
+
 def test_mlflow_json_may_be_lost(root: Path) -> None:
     store = write_small(root, "lost")
     tracker = Tracker.connect(root, store)
@@ -282,6 +291,26 @@ def test_a_renamed_variant_renames_its_runs_and_strangers_stay(root: Path) -> No
     assert tracker.sync().replaced == ["c0"]
     names = {run.info.run_name for run in runs_of(tracker._client, store).values()}
     assert names == {"baseline seed=0", "baseline seed=1", "two heads seed=0"}
+
+
+def current(client: Any, store: Store) -> dict[str, str]:
+    return {key: run.data.tags["ablate.current"] for key, run in runs_of(client, store).items()}
+
+
+def test_runs_say_whether_their_trial_is_still_in_the_experiment(root: Path) -> None:
+    store = write_small(root, "moved on")
+    tracker = Tracker.connect(root, store)
+    tracker.sync()
+    assert current(tracker._client, store) == {"b0": "yes", "b1": "yes", "c0": "yes"}
+    later = document("moved on")
+    later["variants"].pop()
+    store.write_experiment(later)
+    assert list((store.mlflow() or {})["runs"]) == ["b0", "b1"]
+    Tracker.connect(root, store)
+    assert current(tracker._client, store) == {"b0": "yes", "b1": "yes", "c0": "no"}
+    store.write_experiment(document("moved on"))
+    tracker.sync()
+    assert current(tracker._client, store) == {"b0": "yes", "b1": "yes", "c0": "yes"}
 
 
 def test_a_run_left_half_written_is_written_again(root: Path) -> None:
@@ -354,6 +383,43 @@ def test_without_mlflow_there_is_one_warning(
     monkeypatch.setitem(sys.modules, "mlflow", None)
     assert Tracker.open(tmp_path, Store(tmp_path / "x", create=True)) is None
     assert "pip install mlflow" in one_warning(caplog)
+
+
+@pytest.mark.parametrize("content", [None, b"no database at all", b"SQLite format 3\0" + bytes(200)])
+def test_a_database_that_cannot_be_read_is_to_be_moved_away(
+    content: bytes | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "mlflow.db"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    assert Tracker.open(tmp_path, Store(tmp_path / "x", create=True)) is None
+    warning = one_warning(caplog)
+    assert "mlflow.db cannot be read: " in warning
+    assert "Move mlflow.db away, then: python -m ablate sync FILE" in warning
+    assert "sqlalche" not in warning
+
+
+def test_a_torn_database_is_to_be_moved_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "mlflow.db"
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute("create table runs (name text)")
+        database.executemany("insert into runs values (?)", [("x" * 1000,)] * 100)
+    path.write_bytes(path.read_bytes()[:20000])
+    assert Tracker.open(tmp_path, Store(tmp_path / "x", create=True)) is None
+    assert "Move mlflow.db away" in one_warning(caplog)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("psycopg") is not None, reason="the driver is here")
+def test_a_missing_driver_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql+psycopg://somebody:secret@127.0.0.1:1/runs")
+    assert Tracker.open(tmp_path, Store(tmp_path / "x", create=True)) is None
+    warning = one_warning(caplog)
+    assert "pip install psycopg" in warning
+    assert "secret" not in warning
 
 
 class Failing(BaseHTTPRequestHandler):
@@ -551,7 +617,8 @@ def test_links_open_the_view_and_the_runs() -> None:
     assert links["comparison"].startswith("http://127.0.0.1:5000/#/experiments/7/runs?workflowType=machine_learning&")
     assert links["comparison"].endswith("&viewStateShareKey=ablate")
     assert unquote(links["table"]).endswith('/#/compare-runs?runs=["r1","r2"]&experiments=["7"]')
-    assert not set('"[] ') & set("".join(links.values()))
+    assert unquote(links["charts"]).endswith("&searchFilter=tags.`ablate.current` = 'yes'")
+    assert not set('"[] `') & set("".join(links.values()))
 
 
 def test_the_view_shows_the_loss_and_the_cache_first() -> None:

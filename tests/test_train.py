@@ -506,3 +506,21 @@ def test_metrics_are_named_by_the_path_of_their_module() -> None:
     model[1].metrics = lambda: {"share": 0.5}
     model.metrics = lambda: {"whole": 1}
     assert module_metrics(model) == {"1.share": 0.5, "whole": 1.0}
+
+
+@pytest.mark.parametrize("measure", ["loss", "aux_balance", "grad_norm"])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_any_measure_that_is_not_finite_is_divergence(measure: str, value: float) -> None:
+    run, measures = Trained(), {name: torch.tensor(1.0) for name in ("loss", "aux_balance", "grad_norm")}
+    ledger = Ledger(Notes(), run, read_every=1)
+    ledger.add(1, 0.1, measures)
+    assert run.diverged_step is None
+    ledger.add(2, 0.1, measures | {measure: torch.tensor(value)})
+    assert run.diverged_step == 2
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
+@pytest.mark.parametrize("how", ["constant", "linear", "cosine", "noam"])
+def test_resolved_recipes_are_trained(name: str, how: str) -> None:
+    settings = variant({"init": "xavier"}, steps=2, optimizer=name, schedule=how, warmup_steps=1)
+    assert run(settings)[1].steps == 2

@@ -21,7 +21,9 @@ import torch
 from ablate import cost, results, trial
 from ablate.data.random_tokens import Config as RandomTokens
 from ablate.job import Job
+from ablate.machine import Resources
 from ablate.profiling import decode, memory
+from ablate.runner import Run
 from ablate.settings import resolved, typed
 from ablate.trial import Reporter, classify, perform
 
@@ -372,3 +374,18 @@ def test_preloading_loads_all_and_starts_no_threads() -> None:
         "import torch; assert not torch.cuda.is_initialized()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_server_of_children_is_warm_before_the_first_trial_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the first trial, which is always the baseline's, would pay for the imports of all."""
+    from ablate import child
+
+    order: list[str] = []
+    monkeypatch.setattr(child, "warm_up", lambda _: order.append("warm"))
+    monkeypatch.setattr(Run, "_begin", lambda self, task: order.append("begin"))
+    run = Run.__new__(Run)
+    run.running, run.resources, run.fail_fast = {}, Resources("cpu", 1, 1), False
+    run.store = type("Nowhere", (), {"folder": Path("nowhere")})()
+    monkeypatch.setattr(Run, "_wait", lambda self: False)
+    run.carry_out([object()])
+    assert order == ["warm", "begin"]

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,10 @@ SEEDS = (0, 1)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-def write_store(root: Path) -> Store:
+def write_store(root: Path, earlier: Sequence[str] = ()) -> Store:
     store = Store(root / "small", create=True)
     variants = []
-    for place, (name, cache) in enumerate(VARIANTS.items()):
+    for place, (name, cache) in enumerate({**VARIANTS, **dict.fromkeys(earlier, 9999)}.items()):
         trials = {str(seed): f"{place}{seed}" for seed in SEEDS}
         variants.append({"name": name, "is_baseline": not place, "changes": {}, "trials": trials})
         for seed in SEEDS:
@@ -74,8 +74,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     root = tmp_path_factory.mktemp("results")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        store, port = write_store(root), free_port()
+        store, port = write_store(root, earlier=["another recipe"]), free_port()
         Tracker.connect(root, store).sync()
+        write_store(root)
+        Tracker.connect(root, store)
         command = [sys.executable, "-c", SCRIPT, str(root), str(port)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8")
     assert process.stdout is not None
@@ -112,6 +114,7 @@ def test_it_answers_and_prints_the_links_of_each_experiment(page: Page) -> None:
         "?workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey=ablate"
     )
     assert "/#/compare-runs?runs=" in links[1]
+    assert links[1].count("%2C") == len(VARIANTS) * len(SEEDS) - 1
 
 
 def test_it_serves_the_records_numbers(page: Page) -> None:
@@ -121,7 +124,9 @@ def test_it_serves_the_records_numbers(page: Page) -> None:
         run["info"]["run_name"]: {metric["key"]: metric["value"] for metric in run["data"]["metrics"]} for run in found
     }
     trials = page.store.load().trials
-    assert len(shown) == len(trials) == len(VARIANTS) * len(SEEDS)
+    assert len(trials) == len(VARIANTS) * len(SEEDS)
+    # What was run earlier under the same name stays.
+    assert len(shown) == len(trials) + len(SEEDS)
     for row in trials.itertuples():
         metrics = shown[f"{row.variant} seed={row.seed}"]
         assert metrics["val_loss"] == row.val_loss
@@ -151,6 +156,7 @@ def test_the_comparison_page_draws_each_curve_and_cache_size(page: Page, tmp_pat
     first_section = dom[: dom.index("Model metrics")]
     runs = [f"{name} seed={seed}" for name in VARIANTS for seed in SEEDS]
     assert [run for run in runs if f"{run} (val_loss)" not in dom] == []
+    assert "another recipe" not in dom
     assert "val_loss" in first_section
     assert "kv_cache_bytes_per_token" in first_section
     drawn = re.findall(r">([\d.]+)</text>", dom)

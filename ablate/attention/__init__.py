@@ -12,13 +12,14 @@ A choice's module is called as `module(x, position, start, mask, cache)`:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Self
 
 from torch import nn
 
 from ablate.attention._scores import attend as attend
 from ablate.cache import Cache as Cache
-from ablate.choice import Choice, SettingsError, Shape
+from ablate.choice import Choice, Problem, SettingsError, Shape
 
 
 class AttentionChoice(Choice):
@@ -27,11 +28,14 @@ class AttentionChoice(Choice):
     offers: ClassVar[frozenset[str]] = frozenset({"rotate", "bias"})
     """The position hooks that the module calls; a scheme that needs another is refused."""
 
+    rotary_setting: ClassVar[str] = "head_dim"
+    """The setting that `rotary_dim` is, where it is given."""
+
     def resolve(self, shape: Shape) -> Self:
         """A copy in which every default that depends on the shape stands as a number."""
         return self
 
-    def problems(self, shape: Shape) -> list[str]:
+    def problems(self, shape: Shape) -> Sequence[Problem]:
         """Why these (resolved) settings cannot work in this shape, one sentence each."""
         return []
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ablate.attention import AttentionChoice, even_head_dim, visible_keys
 from ablate.attention._scores import attend
 from ablate.cache import Cache
-from ablate.choice import Count, Shape
+from ablate.choice import Shape, Size
 from ablate.linear import PackedLinear
 from ablate.position import Position
 
@@ -68,7 +68,7 @@ class GroupedQueryAttention(nn.Module):
 class GroupedChoice(AttentionChoice):
     """Settings that the members share; each says how many key/value heads it has."""
 
-    head_dim: Count | None = Field(None, description="width of a head; d_model / n_heads unless given")
+    head_dim: Size | None = Field(None, description="width of a head; d_model / n_heads unless given")
     bias: bool = Field(False, description="bias in the q, k, v and output projections")
 
     def kv_heads(self, shape: Shape) -> int:

@@ -7,13 +7,13 @@ from typing import Self
 from pydantic import Field
 
 from ablate.attention._grouped import GroupedChoice
-from ablate.choice import Count, Shape
+from ablate.choice import SettingsError, Shape, Size
 
 
 class Config(GroupedChoice):
     """Settings of grouped-query attention."""
 
-    n_kv_heads: Count | None = Field(
+    n_kv_heads: Size | None = Field(
         None,
         description="number of key/value heads; unless given the largest divisor of n_heads up to a quarter of it",
     )
@@ -22,11 +22,12 @@ class Config(GroupedChoice):
         """Number of key/value heads and width of a head as numbers."""
         return super().resolve(shape).with_defaults(n_kv_heads=_quarter(shape.n_heads))
 
-    def problems(self, shape: Shape) -> list[str]:
+    def problems(self, shape: Shape) -> list[SettingsError]:
         """Groups that do not come out even."""
         kv_heads = self.kv_heads(shape)
-        uneven = f"n_heads {shape.n_heads} is not divisible by n_kv_heads {kv_heads}"
-        return [uneven] if shape.n_heads % kv_heads else []
+        message = f"n_heads {shape.n_heads} is not divisible by n_kv_heads {kv_heads}"
+        cure = f"choose a divisor of n_heads, such as {_quarter(shape.n_heads)}"
+        return [SettingsError((), message, cure)] if shape.n_heads % kv_heads else []
 
     def kv_heads(self, shape: Shape) -> int:
         """As the file says."""

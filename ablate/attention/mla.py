@@ -8,7 +8,7 @@ itself.
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ablate.attention import AttentionChoice, even_head_dim, visible_keys
 from ablate.attention._scores import attend
 from ablate.cache import Cache
-from ablate.choice import Count, Shape
+from ablate.choice import Shape, Size
 from ablate.linear import PackedLinear
 from ablate.position import Position
 
@@ -103,11 +103,12 @@ class LatentAttention(nn.Module):
 class Config(AttentionChoice):
     """Settings of latent attention. Unless given, widths follow DeepSeek-V2's proportions to d_model / n_heads."""
 
-    kv_lora_rank: Count | None = Field(None, description="width of the latent; 4 head widths unless given")
-    q_lora_rank: Count | None = Field(None, description="width of the queries' latent; none unless given")
-    qk_nope_head_dim: Count | None = Field(None, description="part of q and k without position; a head's width")
-    qk_rope_head_dim: Count | None = Field(None, description="part of q and k with position; half a head's width, even")
-    v_head_dim: Count | None = Field(None, description="width of a value; a head's width unless given")
+    rotary_setting: ClassVar[str] = "qk_rope_head_dim"
+    kv_lora_rank: Size | None = Field(None, description="width of the latent; 4 head widths unless given")
+    q_lora_rank: Size | None = Field(None, description="width of the queries' latent; none unless given")
+    qk_nope_head_dim: Size | None = Field(None, description="part of q and k without position; a head's width")
+    qk_rope_head_dim: Size | None = Field(None, description="part of q and k with position; half a head's width, even")
+    v_head_dim: Size | None = Field(None, description="width of a value; a head's width unless given")
     decode: Literal["absorbed", "expanded"] = Field("absorbed", description="how a cached latent is read")
 
     def resolve(self, shape: Shape) -> Self:

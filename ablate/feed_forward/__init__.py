@@ -7,11 +7,12 @@ token is real). It may offer `losses()`, weighted and added to the training loss
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 from torch import nn
 
-from ablate.choice import Choice, Shape
+from ablate.choice import Choice, Problem, Shape
 
 
 class FeedForwardChoice(Choice):
@@ -21,7 +22,7 @@ class FeedForwardChoice(Choice):
         """A copy in which every default that depends on the shape stands as a number."""
         return self
 
-    def problems(self, shape: Shape) -> list[str]:
+    def problems(self, shape: Shape) -> Sequence[Problem]:
         """Why these (resolved) settings cannot work in this shape, one sentence each."""
         return []
 

@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import Field
 from torch import Tensor, nn
 
-from ablate.choice import Count, Shape
+from ablate.choice import Shape, Size
 from ablate.feed_forward import FeedForwardChoice
 
 
@@ -30,7 +30,7 @@ class DenseFeedForward(nn.Module):
 class DenseChoice(FeedForwardChoice):
     """Settings that the members share."""
 
-    d_ff: Count | None = Field(None, description="width of the hidden layer; 4 d_model unless given")
+    d_ff: Size | None = Field(None, description="width of the hidden layer; 4 d_model unless given")
     bias: bool = Field(True, description="bias in both projections")
 
     def resolve(self, shape: Shape) -> Self:

@@ -5,6 +5,9 @@ balanced routing gives 1, routing that collapsed on k experts n_experts / k, wha
 multiplies it once, per layer, after that. The z-loss is the mean squared log-sum-exp of the router logits (Zoph et
 al., 2022, arXiv:2202.08906). Shared experts, which every token meets, follow DeepSeekMoE (Dai et al., 2024,
 arXiv:2401.06066). No token is dropped.
+
+With `accumulate` the balance loss is that of each piece, averaged: it is a product of two fractions of the tokens, not
+linear in them, so that curves differ slightly with the number of pieces.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ablate import registry
-from ablate.choice import Count, Rate, Real, Shape, Whole
+from ablate.choice import Rate, Real, SettingsError, Shape, Size, Whole
 from ablate.feed_forward import FeedForwardChoice
 
 
@@ -123,11 +126,11 @@ class MixtureOfExperts(nn.Module):
 class Config(FeedForwardChoice):
     """Settings of the mixture."""
 
-    n_experts: Count = Field(8, description="routed experts")
-    top_k: Count = Field(2, description="routed experts that a token meets")
+    n_experts: Size = Field(8, description="routed experts")
+    top_k: Size = Field(2, description="routed experts that a token meets")
     n_shared_experts: Whole = Field(0, ge=0, description="experts that every token meets")
     expert: str = Field("swiglu", description="the feed_forward choice that an expert is")
-    d_ff: Count | None = Field(None, description="width of one expert; that choice's own default unless given")
+    d_ff: Size | None = Field(None, description="width of one expert; that choice's own default unless given")
     renormalize: bool = Field(True, description="whether the chosen experts' weights are made to sum to 1")
     balance_loss: Real = Field(0.01, ge=0, description="weight of the balance loss (1 when balanced)")
     z_loss: Real = Field(0.0, ge=0, description="weight of the router's z-loss")
@@ -137,10 +140,11 @@ class Config(FeedForwardChoice):
         """The experts' width as a number."""
         return self.model_copy(update={"d_ff": getattr(self._expert(shape), "d_ff", self.d_ff)})
 
-    def problems(self, shape: Shape) -> list[str]:
+    def problems(self, shape: Shape) -> list[SettingsError]:
         """More chosen than there are."""
-        too_many = f"top_k {self.top_k} is more than n_experts {self.n_experts}"
-        return [too_many] if self.top_k > self.n_experts else []
+        message = f"top_k {self.top_k} is more than n_experts {self.n_experts}"
+        cure = f"choose top_k from 1 to {self.n_experts}, or raise n_experts"
+        return [SettingsError((), message, cure)] if self.top_k > self.n_experts else []
 
     def build(self, shape: Shape) -> MixtureOfExperts:
         """The module."""

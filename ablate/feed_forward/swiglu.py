@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from ablate.choice import Count, Shape
+from ablate.choice import Shape, Size
 from ablate.feed_forward import FeedForwardChoice
 from ablate.linear import PackedLinear
 
@@ -40,7 +40,7 @@ class SwiGLU(nn.Module):
 class Config(FeedForwardChoice):
     """Settings of the gated network."""
 
-    d_ff: Count | None = Field(None, description="width of the hidden layer; 8/3 d_model unless given, a multiple of 8")
+    d_ff: Size | None = Field(None, description="width of the hidden layer; 8/3 d_model unless given, a multiple of 8")
     bias: bool = Field(False, description="bias in all three projections")
 
     def resolve(self, shape: Shape) -> Self:

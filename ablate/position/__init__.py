@@ -7,11 +7,12 @@ rotary width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import Tensor, nn
 
-from ablate.choice import Choice, Shape
+from ablate.choice import Choice, Problem, Shape
 
 
 class Position(nn.Module):
@@ -36,7 +37,7 @@ class PositionChoice(Choice):
     needs: ClassVar[frozenset[str]] = frozenset()
     """The hooks that attention must call for the scheme to have its effect: "rotate", "bias"."""
 
-    def problems(self, shape: Shape, rotary_dim: int) -> list[str]:
+    def problems(self, shape: Shape, rotary_dim: int) -> Sequence[Problem]:
         """Why the scheme cannot work in this shape, where `rotary_dim` is the width it may rotate."""
         return []
 

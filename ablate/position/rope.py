@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ablate.choice import Real, Shape
+from ablate.choice import Real, SettingsError, Shape
 from ablate.position import Position, PositionChoice
 
 
@@ -51,9 +51,11 @@ class Config(PositionChoice):
     needs: ClassVar[frozenset[str]] = frozenset({"rotate"})
     base: Real = Field(10000.0, gt=1, description="the slowest pair turns once in 2π times this")
 
-    def problems(self, shape: Shape, rotary_dim: int) -> list[str]:
+    def problems(self, shape: Shape, rotary_dim: int) -> list[SettingsError]:
         """Pairs need an even width."""
-        return [f"the rotated width of a head is {rotary_dim}, which is odd"] if rotary_dim % 2 else []
+        message = f"the rotated width of a head is {rotary_dim}, which is odd"
+        cure = "give the attention an even width of heads, or change d_model or n_heads"
+        return [SettingsError((), message, cure)] if rotary_dim % 2 else []
 
     def build(self, shape: Shape, rotary_dim: int) -> Rotary:
         """The module; it has no parameters."""

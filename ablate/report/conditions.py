@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ablate.report.comparison import LOSS
 from ablate.report.evidence import Evidence, Variant
 from ablate.report.text import NOT_MEASURED, count_of, escape, list_of, plain, significant, text_table
 from ablate.stats import finite
@@ -29,6 +30,7 @@ SAME_FOR_ALL = {
     "corpus_sha256": "corpus",
 }
 RECIPE = ("train.lr", "train.warmup_steps")
+UNLIKE_COMPANY = 0.3  # from this difference in trials at once on, speeds are not measured alike
 
 
 # --- What ran ---------------------------------------------------------------------------------------------------------
@@ -40,8 +42,9 @@ def what_ran(evidence: Evidence, links: Mapping[str, str]) -> str:
     command = evidence.experiment.get("command")
     if command:
         lines.append(f"- Run again:\n\n  ```sh\n  {plain(command)}\n  ```")
-    for label, url in links.items():
-        lines.append(f"- [{escape(label)}](<{_target(url)}>)")
+    if links:
+        listed = ", ".join(f"[{escape(label)}](<{_target(url)}>)" for label, url in links.items())
+        lines.append(f"- MLflow (start `python -m ablate ui` first): {listed}")
     return "## What ran\n\n" + "\n".join(lines)
 
 
@@ -96,12 +99,18 @@ def _machine(machine: Mapping[str, Any], evidence: Evidence) -> str:
     parts = [*_seen(evidence, "device"), *_seen(evidence, "device_name")]
     if threads := _seen(evidence, "threads"):
         parts.append(f"{' or '.join(threads)} {'thread' if threads == ['1'] else 'threads'} a trial")
-    if (machine.get("workers") or 1) > 1:
-        parts.append(f"{machine['workers']} trials at a time")
+    parts += _at_once(machine, evidence)
     if machine.get("memory_bytes"):
         parts.append(f"{machine['memory_bytes'] / 2**30:,.1f} GiB memory")
     parts += [escape(machine["os"])] if machine.get("os") else []
     return ", ".join(parts)
+
+
+def _at_once(machine: Mapping[str, Any], evidence: Evidence) -> Iterator[str]:
+    """As the rows tell it, or else the plan: what shares a machine with others is slower."""
+    seen = evidence.range_of("trials_at_once") or (machine.get("workers") or 1,) * 2
+    if seen[1] > 1:
+        yield f"{' to '.join(dict.fromkeys(f'{each:.3g}' for each in seen))} trials at a time"
 
 
 def _software(evidence: Evidence) -> str:
@@ -147,6 +156,7 @@ def _cautions(evidence: Evidence) -> Iterator[str]:
     yield from _shared_recipe(evidence)
     yield from _many_comparisons(evidence)
     yield from _corpus_passes(evidence)
+    yield from _unlike_company(evidence)
     for column, label in SAME_FOR_ALL.items():
         yield from _differing(evidence, column, label)
     yield from _other_batches(evidence)
@@ -155,7 +165,7 @@ def _cautions(evidence: Evidence) -> Iterator[str]:
 
 
 def _single_seed(evidence: Evidence) -> Iterator[str]:
-    alone = [each.name for each in evidence.variants if each.planned == 1]
+    alone = [each.name for each in evidence.variants if 1 in (each.planned, each.summary(LOSS.column).n)]
     if alone:
         yield f"One seed only, so that no ± and no verdict is given: {list_of(alone)}."
 
@@ -176,8 +186,10 @@ def _shared_recipe(evidence: Evidence) -> Iterator[str]:
 
 
 def _many_comparisons(evidence: Evidence) -> Iterator[str]:
-    contrasts = sum(not each.is_baseline for each in evidence.variants)
-    if contrasts > 1 and any(each.planned > 1 for each in evidence.variants):
+    baseline = evidence.baseline
+    others = [each for each in evidence.variants if not each.is_baseline]
+    contrasts = sum(each.against(baseline, LOSS).n > 1 for each in others) if baseline else 0
+    if contrasts > 1:
         yield (
             f"{contrasts} variants are compared with one baseline and the 95 % intervals are not corrected for that: "
             f"about {significant(contrasts * 0.05, 2)} of them would exclude zero by chance alone."
@@ -190,6 +202,15 @@ def _corpus_passes(evidence: Evidence) -> Iterator[str]:
     if passes:
         upto = "up to " if len(passes) > 1 else ""
         yield f"The corpus was read {upto}{passes[-1]:g} times: training repeats its text."
+
+
+def _unlike_company(evidence: Evidence) -> Iterator[str]:
+    seen = evidence.range_of("trials_at_once")
+    if seen and seen[1] - seen[0] > UNLIKE_COMPANY:
+        yield (
+            f"Speeds and times were measured with between {seen[0]:.1f} and {seen[1]:.1f} trials at once: "
+            "compare them with care."
+        )
 
 
 def _differing(evidence: Evidence, column: str, label: str) -> Iterator[str]:
@@ -245,8 +266,9 @@ def _kernels(variant: Variant, evidence: Evidence) -> str:
 def _changes(variant: Variant) -> str:
     if variant.is_baseline:
         return "—"
-    return "; ".join(f"{escape(key)}: {escape(_value(value))}" for key, value in variant.changes.items())
+    # One a line: side by side they make a table wider than any page.
+    return "<br>".join(f"{escape(key)}: {escape(_value(value))}" for key, value in variant.changes.items())
 
 
 def _notes(variant: Variant) -> str:
-    return "; ".join(escape(note) for note in variant.facts.get("notes") or [])
+    return "<br>".join(escape(note) for note in variant.facts.get("notes") or [])

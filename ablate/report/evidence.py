@@ -108,6 +108,12 @@ class Evidence:
         """All trials by outcome."""
         return sum((variant.outcomes for variant in self.variants), Counter())
 
+    def range_of(self, column: str) -> tuple[float, float] | None:
+        """The lowest and the highest value of a column among the trials that ended `ok`."""
+        ended_ok = [finite(row.get(column)) for _, row in self.rows if row.get("status") == "ok"]
+        known = [value for value in ended_ok if value is not None]
+        return (min(known), max(known)) if known else None
+
     @property
     def planned(self) -> int:
         """How many trials there should be."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ BASELINE_COLOUR = "#000000"
 OTHERS_COLOUR = "#c4c4c4"
 MARKERS = "ovs^Dp<>P*"
 LONGEST_NAME = 36
+FEWEST_POINTS = 3  # of the second half of a run
+MOST_MARKERS = 8  # on one curve of cache sizes
 FEW = 6  # so many bands can overlap and still be told apart
 WIDE_RANGE = 5  # from this ratio on, an axis is logarithmic
 
@@ -104,7 +107,7 @@ class Band:
 
 
 def loss_plot(comparison: Comparison, evidence: Evidence, looks: Mapping[str, Look]) -> Plot:
-    """The whole run, and its second half large enough to tell the variants apart."""
+    """The whole run, and where it has points enough its second half, large, to tell the variants apart."""
     bands = {each.name: _band(each, evidence) for each in comparison.variants}
     bands = {name: band for name, band in bands.items() if band.tokens or band.failed}
     caption = (
@@ -141,22 +144,27 @@ def _not_finite(comparison: Comparison, evidence: Evidence) -> int:
 
 
 def _draw_loss(bands: Mapping[str, Band], looks: Mapping[str, Look]) -> Figure:
-    figure, (whole, late) = _figure(2)
-    for axes in (whole, late):
+    settled = [band for band in bands.values() if band.tokens]
+    end = max((band.tokens[-1] for band in settled), default=0.0)
+    figure, panels = _figure(2 if _has_second_half(settled, end) else 1)
+    for axes in panels:
         for name, band in bands.items():
             _draw_band(axes, band, looks[name], 0.18 if len(bands) <= FEW else 0.07)
         axes.set_xlabel("training tokens")
         _engineering(axes.xaxis)
-    whole.set_title("whole run")
-    late.set_title("second half")
-    whole.set_ylabel("validation loss (nats/token)")
-    settled = [band for band in bands.values() if band.tokens]
-    if settled:
-        end = max(band.tokens[-1] for band in settled)
-        _limit(whole, settled, 0, end)
-        _limit(late, settled, end / 2, end)
+    panels[0].set_ylabel("validation loss (nats/token)")
+    for axes, start, title in zip(panels, (0, end / 2), ("whole run", "second half"), strict=False):
+        axes.set_title(title)
+        if settled:
+            _limit(axes, settled, start, end)
     _legend(figure, {name: looks[name] for name in bands}, marked=False)
     return figure
+
+
+def _has_second_half(bands: Sequence[Band], end: float) -> bool:
+    """Whether it is a curve, and not the whole run once more."""
+    late = [[tokens for tokens in band.tokens if tokens >= end / 2] for band in bands]
+    return any(FEWEST_POINTS <= len(part) < len(band.tokens) for part, band in zip(late, bands, strict=True))
 
 
 def _draw_band(axes: Axes, band: Band, look: Look, alpha: float) -> None:
@@ -298,7 +306,8 @@ def _draw_cache(curves: Mapping[str, Points], looks: Mapping[str, Look]) -> Figu
         if points:
             tokens, sizes = zip(*points, strict=True)
             look = looks[name]
-            axes.plot(tokens, sizes, marker=look.marker, markersize=4, color=look.colour, zorder=look.order)
+            style: dict[str, Any] = {"color": look.colour, "zorder": look.order, "markersize": 4}
+            axes.plot(tokens, sizes, marker=look.marker, markevery=math.ceil(len(points) / MOST_MARKERS), **style)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set_xlabel("context (tokens)")

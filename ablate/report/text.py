@@ -88,13 +88,16 @@ def mean_and_sd(summary: Summary, metric: Metric) -> str:
 
 
 def interval(difference: Difference, metric: Metric) -> str:
-    """`+0.0120 [-0.0030, +0.0270]`, with digits enough to see on which side of zero each bound is."""
+    """`+0.0120 [-0.0030, +0.0270]`, with one digit more than the metric has where that shows a bound's side of zero."""
     if difference.mean is None:
         return NOT_MEASURED
     bounds = [each / metric.scale for each in (difference.low, difference.high) if each is not None]
     mean = difference.mean / metric.scale
     places = max(_places(mean, metric), *(_visible(each) for each in (mean, *bounds)))
-    shown = [_fixed(each, places, sign="+") for each in (mean, *bounds)]
+    if metric.decimals is not None:
+        places = min(places, metric.decimals + 1)
+    # Rounded first, and no zero below zero: what is too small to be seen is +0.
+    shown = [_fixed(round(float(each), places) + 0.0, places, sign="+") for each in (mean, *bounds)]
     return f"{shown[0]} [{shown[1]}, {shown[2]}]" if bounds else shown[0]
 
 
