@@ -163,12 +163,11 @@ def _opening(experiment: Experiment, to_run: int, statuses: Counter[str]) -> str
     planned, seeds, total = experiment.counts["planned"], len(experiment.seeds), experiment.counts["trials"]
     size = " ".join([many(planned, "variant"), "x", many(seeds, "seed"), "=", many(total, "trial")])
     failed = {status: number for status, number in sorted(statuses.items()) if status != "ok"}
-    if to_run == 0 and failed:
+    if to_run == 0:
         said = ", ".join(f"{number} {status}" for status, number in failed.items())
         them = "it" if sum(failed.values()) == 1 else "them"
-        return f"{experiment.name}: {size}, all of them stored, {said}; --retry-failed runs {them} again"
-    if to_run == 0:
-        return f"{experiment.name}: {size}, all of them stored: nothing to train"
+        again = f" ({said}; --retry-failed runs {them} again)" if failed else ""
+        return f"{experiment.name}: {size}, all of them stored: nothing to train{again}"
     stored = f", {total - to_run} of them stored" if to_run < total else ""
     return f"{experiment.name}: {size}{stored}, {to_run} to run"
 
