@@ -388,7 +388,8 @@ def test_what_is_stored_but_not_ok_is_told(write: Write) -> None:
     said = [commands._opening(experiment, 0, Counter(statuses)) for statuses in ({"ok": 1}, {"crashed": 1})]
     assert said == [
         "tiny: 1 variant x 1 seed = 1 trial, all of them stored: nothing to train",
-        "tiny: 1 variant x 1 seed = 1 trial, all of them stored: nothing to train (1 crashed; --retry-failed runs it again)",
+        "tiny: 1 variant x 1 seed = 1 trial, all of them stored: nothing to train"
+        " (1 crashed; --retry-failed runs it again)",
     ]
 
 
