@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from ablate.results import TRIALS
+from ablate.schema import TRIALS
 
 POINTS_PER_METRIC = 1000
 _VALUE_LENGTH = 500

@@ -19,7 +19,8 @@ from markdown_it import MarkdownIt
 
 from ablate.report import write_report
 from ablate.report.text import escape, table
-from ablate.results import CURVES, PROFILES, TRIALS, Results
+from ablate.results import Results
+from ablate.schema import CURVES, PROFILES, TRIALS
 
 GOLDEN = Path(__file__).parent / "golden" / "report.md"
 NAN = math.nan

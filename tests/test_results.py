@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ablate import results
-from ablate.results import CURVES, TRIALS, ResultsError, Store, load
+from ablate.results import ResultsError, Store, load
+from ablate.schema import CURVES, TRIALS
 
 CURVE: dict[str, list[Any]] = {
     "step": [1, 2],

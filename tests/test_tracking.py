@@ -26,7 +26,8 @@ from hypothesis import strategies as st
 from ablate import tracking
 from ablate.mlflow_run import POINTS_PER_METRIC, decode_name, encode_name, run_content, thinned
 from ablate.mlflow_view import comparison_links, run_colour, view_state
-from ablate.results import TRIALS, Store, places
+from ablate.results import Store, places
+from ablate.schema import TRIALS
 from ablate.tracking import Tracker, TrackingError, default_uri
 
 STEPS = 2500

@@ -1,0 +1,113 @@
+"""What is stored: the columns of the three tables with their types, and the outcomes that a trial can have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+STATUSES = (
+    "ok",
+    "diverged",
+    "oom",
+    "timeout",
+    "killed",
+    "crashed",
+    "interrupted",
+    "invalid",
+    "incomplete",
+    "decode_mismatch",
+    "gate_failed",
+)
+
+JSON_COLUMNS = ("config", "changes", "kernels", "module_metrics")
+
+
+def _fields(arrow_type: Any, names: str) -> list[Any]:
+    return [pa.field(name, arrow_type) for name in names.split()]
+
+
+def _pandas_metadata(fields: Sequence[Any]) -> bytes:
+    """Tells any pandas that reads the files to keep whole numbers whole, also where some are missing."""
+    nullable = {pa.int64(): "Int64", pa.bool_(): "boolean"}
+    columns = [
+        {
+            "name": each.name,
+            "field_name": each.name,
+            "pandas_type": nullable[each.type].lower().replace("boolean", "bool"),
+            "numpy_type": nullable[each.type],
+            "metadata": None,
+        }
+        for each in fields
+        if each.type in nullable
+    ]
+    return json.dumps({"index_columns": [], "column_indexes": [], "columns": columns}).encode()
+
+
+def _declare(table: str, fields: Sequence[Any]) -> Any:
+    metadata = {
+        b"schema_version": str(SCHEMA_VERSION).encode(),
+        b"ablate_table": table.encode(),
+        b"pandas": _pandas_metadata(fields),
+    }
+    return pa.schema(fields, metadata=metadata)
+
+
+TRIALS = _declare(
+    "trials",
+    [
+        *_fields(pa.string(), "experiment variant trial_id profile_id"),
+        *_fields(pa.int64(), "seed"),
+        *_fields(pa.bool_(), "is_baseline"),
+        *_fields(pa.string(), "config changes status phase reason log"),
+        *_fields(pa.int64(), "attempts"),
+        *_fields(pa.timestamp("us", tz="UTC"), "started_at"),
+        *_fields(pa.float64(), "wall_seconds trials_at_once startup_seconds eval_seconds"),
+        *_fields(pa.int64(), "params_total params_active params_embedding"),
+        *_fields(pa.float64(), "flops_per_token"),
+        *_fields(
+            pa.int64(),
+            "kv_cache_bytes_per_token kv_cache_bytes_measured kv_cache_bytes_allocated steps tokens",
+        ),
+        *_fields(pa.float64(), "val_loss val_bits_per_byte train_loss best_val_loss corpus_passes"),
+        *_fields(pa.int64(), "diverged_step"),
+        *_fields(pa.float64(), "train_tokens_per_second train_tokens_per_second_p10 train_tokens_per_second_p50"),
+        *_fields(pa.float64(), "train_tokens_per_second_p90 step_seconds_p10 step_seconds_p50 step_seconds_p90"),
+        *_fields(pa.float64(), "compile_seconds mfu prefill_tokens_per_second prefill_seconds_p50"),
+        *_fields(pa.float64(), "decode_tokens_per_second decode_seconds_per_token_p50 energy_joules_per_token"),
+        *_fields(pa.int64(), "peak_allocated_bytes peak_reserved_bytes peak_rss_bytes device_used_bytes"),
+        *_fields(pa.string(), "device device_name gpu_uuid"),
+        *_fields(pa.int64(), "threads"),
+        *_fields(pa.string(), "precision param_dtype compute_dtype optimizer_state_dtype kernels module_metrics"),
+        *_fields(pa.bool_(), "deterministic"),
+        *_fields(pa.string(), "torch python ablate git_commit"),
+        *_fields(pa.bool_(), "git_dirty"),
+        *_fields(pa.string(), "batch_order_hash corpus_sha256"),
+    ],
+)
+
+CURVES = _declare(
+    "curves",
+    [
+        *_fields(pa.string(), "trial_id"),
+        *_fields(pa.int64(), "step tokens"),
+        *_fields(pa.string(), "split metric"),
+        *_fields(pa.float64(), "value"),
+    ],
+)
+
+PROFILES = _declare(
+    "profiles",
+    [
+        *_fields(pa.string(), "trial_id phase"),
+        *_fields(pa.int64(), "batch context"),
+        *_fields(pa.string(), "metric"),
+        *_fields(pa.float64(), "value spread"),
+    ],
+)
+
+SCHEMAS: Mapping[str, Any] = {"trials": TRIALS, "curves": CURVES, "profiles": PROFILES}
