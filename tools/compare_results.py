@@ -13,7 +13,7 @@ from ablate.results import Results, load
 
 _MAY_DIFFER = ("_seconds", "_per_second", "_bytes", "_at", "_p10", "_p50", "_p90", "_joules_per_token")
 _EXACT_BYTES = ("kv_cache_bytes_measured", "kv_cache_bytes_allocated")
-_OWN = ("attempts", "git_commit", "git_dirty", "mfu")
+_OWN = ("attempts", "git_commit", "git_dirty", "mfu", "trials_at_once")
 
 
 def differences(first: Results, second: Results) -> list[str]:
