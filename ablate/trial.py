@@ -115,6 +115,7 @@ class Trial:
         memory.reset_peak_rss()
         self.settings = typed(self.job.settings)
         if self.settings.train.deterministic:
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
             torch.use_deterministic_algorithms(True)
         corpus = self.settings.data.corpus()
         model = build(self.settings.model, self.job.seed).to(self.device)

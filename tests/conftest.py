@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
 import pytest
-import torch
 
 from ablate.document import FileFaults
 from ablate.experiment import Experiment
@@ -25,15 +24,6 @@ train: {steps: 4, batch_tokens: 64, seq_len: 16}
 Write = Callable[..., Path]
 Expand = Callable[..., Experiment]
 Refused = Callable[..., str]
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> Iterator[None]:
-    """On tensors this small a second thread only costs, and tests run side by side."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from ablate import registry
 from ablate.choice import Choice
 from ablate.settings import ModelSettings, resolved, typed
 
+torch.set_num_threads(1)  # on tensors this small a second thread only costs
+
 TOKENS = 10
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -43,6 +44,14 @@ MODEL = {
 TRAIN = {"steps": 12, "batch_tokens": 128, "lr": 3e-3, "eval_every": 6}
 DATA = {"name": "random_tokens", "vocab_size": 16, "train_tokens": 4000, "validation_tokens": 2000}
 CYCLE = {"name": "cycle", "period": 16, "train_tokens": 5000, "validation_tokens": 500}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class Notes:
