@@ -1,8 +1,9 @@
-"""Which tokens each step sees, and which an evaluation: a pure function of the corpus, the seed and the step.
+"""What each step sees, and what an evaluation: a pure function of the corpus, the objective, the seed and the step.
 
 A pass cuts the training tokens into windows whose inputs do not overlap, so that no token is predicted twice in it, and
 goes through them in an order of its own. Each pass starts its first window elsewhere: what stood at a window's edge in
-one pass stands inside one in the next.
+one pass stands inside one in the next. What an objective draws at random belongs to the window, not to the batch: it is
+new in each pass, and the same in every evaluation of every trial.
 """
 
 from __future__ import annotations
@@ -15,31 +16,45 @@ import numpy as np
 
 from ablate.choice import SettingsError
 from ablate.data import Corpus
+from ablate.objectives import Batch, Draw, Objective
 from ablate.settings import TrainSettings
+
+# Spawn keys keep these streams of random numbers apart from each other, and from those of data made from a seed.
+ORDER, DRAWN, DRAWN_HELD_OUT = (1,), (2,), (3,)
 
 
 @dataclass(frozen=True)
 class Batches:
-    """The training batches of one seed. Nothing but the data, `seq_len`, `sequences` and the seed has a say in them."""
+    """The training batches of one seed. Nothing but what stands here has a say in them."""
 
     tokens: np.ndarray
     seq_len: int
     sequences: int
     seed: int
+    objective: Objective
 
     @classmethod
-    def of(cls, corpus: Corpus, recipe: TrainSettings, seed: int) -> Batches:
+    def of(cls, corpus: Corpus, recipe: TrainSettings, seed: int, objective: Objective) -> Batches:
         """The batches of a resolved recipe. Raises `SettingsError` where the corpus is too small for one."""
         check_corpus(corpus, recipe)
-        return cls(corpus.train, recipe.length, recipe.batch_tokens // recipe.length, seed)
+        return cls(corpus.train, recipe.length, recipe.batch_tokens // recipe.length, seed, objective)
 
     @property
     def windows_per_pass(self) -> int:
         """Windows that fit wherever the first one starts; at least those of one step."""
         return max(self.sequences, len(self.tokens) // self.seq_len - 1)
 
+    def passes(self, steps: int) -> float:
+        """How often so many steps go through the training tokens."""
+        return steps * self.sequences / self.windows_per_pass
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step, which is counted from 1."""
+        first = (step - 1) * self.sequences
+        return self.objective.batch(self.windows(step), _draws(self.seed, DRAWN, first, self.sequences))
+
     def windows(self, step: int) -> np.ndarray:
-        """The `(sequences, seq_len + 1)` tokens of a step, which is counted from 1."""
+        """The `(sequences, seq_len + 1)` tokens that a step's batch is made of."""
         first = (step - 1) * self.sequences
         starts = np.array([self._start(place) for place in range(first, first + self.sequences)])
         return _gather(self.tokens, starts, self.seq_len)
@@ -59,32 +74,26 @@ class HeldOut:
     tokens: np.ndarray
     seq_len: int
     starts: np.ndarray
+    objective: Objective
     bytes_per_token: float | None = None
+    """None too where not every token is told, so that there is no loss per byte."""
 
     @classmethod
-    def of(cls, corpus: Corpus, recipe: TrainSettings) -> HeldOut:
+    def of(cls, corpus: Corpus, recipe: TrainSettings, objective: Objective) -> HeldOut:
         """At most `eval_tokens` tokens, but at least one window; what is left over at the end makes no window."""
         length = recipe.length
         available = (len(corpus.validation) - 1) // length
         wanted = available if recipe.eval_tokens is None else max(1, recipe.eval_tokens // length)
         count = min(available, wanted)
         starts = np.arange(count) * available // max(1, count) * length
-        return cls(corpus.validation, length, starts, corpus.bytes_per_token)
+        per_byte = corpus.bytes_per_token if objective.tells_every_token else None
+        return cls(corpus.validation, length, starts, objective, per_byte)
 
-    @property
-    def n_tokens(self) -> int:
-        """Tokens predicted in one evaluation."""
-        return len(self.starts) * self.seq_len
-
-    def chunks(self, sequences: int) -> Iterator[np.ndarray]:
+    def batches(self, sequences: int) -> Iterator[Batch]:
         """All windows, at most `sequences` of them at once."""
         for first in range(0, len(self.starts), sequences):
-            yield _gather(self.tokens, self.starts[first : first + sequences], self.seq_len)
-
-
-def shifted(windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets `(B, T)`. This is the one shift there is: the target of a token is the token after it."""
-    return windows[:, :-1], windows[:, 1:]
+            windows = _gather(self.tokens, self.starts[first : first + sequences], self.seq_len)
+            yield self.objective.batch(windows, _draws(0, DRAWN_HELD_OUT, first, len(windows)))
 
 
 def check_corpus(corpus: Corpus, recipe: TrainSettings) -> None:
@@ -99,18 +108,21 @@ def check_corpus(corpus: Corpus, recipe: TrainSettings) -> None:
         raise SettingsError(("train", "seq_len"), message, "shorten seq_len or take more data")
 
 
-def corpus_passes(corpus: Corpus, recipe: TrainSettings) -> float:
-    """How often a whole run of a resolved recipe goes through the training tokens."""
-    batches = Batches.of(corpus, recipe, seed=0)
-    return recipe.n_steps * batches.sequences / batches.windows_per_pass
-
-
 @lru_cache(maxsize=4)
 def _pass(seed: int, number: int, windows: int, offsets: int) -> tuple[int, np.ndarray]:
     """A pass's offset and order, from raw PCG64 output, which numpy promises never to change."""
-    # The spawn key keeps this stream apart from those of data that is itself made from a seed.
-    raw = np.random.PCG64(np.random.SeedSequence((seed, number), spawn_key=(1,))).random_raw(windows + 1)
+    raw = np.random.PCG64(np.random.SeedSequence((seed, number), spawn_key=ORDER)).random_raw(windows + 1)
     return int(raw[0] % np.uint64(offsets)), raw[1:].argsort(kind="stable")
+
+
+def _draws(seed: int, stream: tuple[int, ...], first: int, windows: int) -> Draw:
+    """Random numbers of the windows at `first`, `first` + 1, …, each of which has a stretch of the stream."""
+
+    def draw(n: int) -> np.ndarray:
+        numbers = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=stream)).advance(first * n)
+        return numbers.random_raw(windows * n).reshape(windows, n)
+
+    return draw
 
 
 def _gather(tokens: np.ndarray, starts: np.ndarray, seq_len: int) -> np.ndarray:

@@ -7,25 +7,48 @@ from torch import Tensor
 
 
 class Cache:
-    """Buffers of one layer, each `(B, …, tokens, width)`, of which the first `length` tokens are written."""
+    """Buffers of one layer, each `(B, …, tokens, width)`, of which the last tokens seen are kept.
 
-    def __init__(self, *shapes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        self.buffers = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
-        self.length = 0
+    There are `length` tokens so far. Without a `window` all of them are kept; with one the last `window` are, in order,
+    and no more room than that is taken.
+    """
+
+    def __init__(
+        self, *shapes: tuple[int, ...], dtype: torch.dtype, device: torch.device, window: int | None = None
+    ) -> None:
+        rooms = [(*shape[:-2], min(window or shape[-2], shape[-2]), shape[-1]) for shape in shapes]
+        self.buffers = [torch.empty(shape, dtype=dtype, device=device) for shape in rooms]
+        self.tokens, self.window = shapes[0][-2], window
+        self.length = self.kept = 0
 
     def append(self, *entries: Tensor) -> list[Tensor]:
-        """Write the entries `(B, …, T, width)` of new tokens; views of everything written so far."""
-        end = self.length + entries[0].shape[-2]
-        if end > (room := self.buffers[0].shape[-2]):
-            raise ValueError(f"the cache has room for {room} tokens, not for {end}")
+        """Take in the entries `(B, …, T, width)` of new tokens; everything that they may need, themselves included.
+
+        That is a view of what was written, or with a window what was kept and the new ones. It ends with the last new
+        token. Raises ValueError where there is no room.
+        """
+        new = entries[0].shape[-2]
+        if self.length + new > self.tokens:
+            raise ValueError(f"the cache has room for {self.tokens} tokens, not for {self.length + new}")
+        self.length += new
+        if self.kept + new <= self.buffers[0].shape[-2]:
+            self._write(self.kept, entries)
+            return self.views()
+        room = self.buffers[0].shape[-2]
+        seen = [view[..., max(0, self.kept - room + 1) :, :] for view in self.views()]
+        whole = [torch.cat(pair, dim=-2) for pair in zip(seen, entries, strict=True)]
+        self._write(0, [each[..., -room:, :] for each in whole])
+        return whole
+
+    def _write(self, place: int, entries: list[Tensor] | tuple[Tensor, ...]) -> None:
+        end = place + entries[0].shape[-2]
         for buffer, entry in zip(self.buffers, entries, strict=True):
-            buffer[..., self.length : end, :] = entry
-        self.length = end
-        return self.views()
+            buffer[..., place:end, :] = entry
+        self.kept = end
 
     def views(self) -> list[Tensor]:
-        """The written part of each buffer."""
-        return [buffer[..., : self.length, :] for buffer in self.buffers]
+        """The written part of each buffer: the last tokens kept."""
+        return [buffer[..., : self.kept, :] for buffer in self.buffers]
 
     def written_bytes(self) -> int:
         """Bytes of the entries written, read off the live tensors."""

@@ -1,11 +1,13 @@
-"""One trial's child process, seen from the parent: started fresh, listened to, and its end explained."""
+"""A child process, seen from the parent: started fresh, listened to, and its end explained."""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
-from ablate.job import Job
+from ablate.job import GateJob, Job, Verdict
 
 _OWN_VARIABLES = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_TRACKING_TOKEN")
 
@@ -61,22 +63,49 @@ def _nothing() -> None:
     """The whole work of the first child."""
 
 
-def perform(job: Job, connection: Connection) -> None:
-    """A child's whole life. The parent never imports the trial itself, whose imports take seconds."""
-    from ablate import trial
+def perform(job: Job | GateJob, connection: Connection) -> None:
+    """A child's whole life. The parent never imports what it does there, whose imports take seconds."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    _die_with_parent()
+    _redirect_output(Path(job.log))
+    if isinstance(job, GateJob):
+        from ablate import gates
 
-    trial.main(job, connection)
+        gates.main(job, connection)
+    else:
+        from ablate import trial
+
+        trial.main(job, connection)
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        import ctypes
+
+        parent_death_signal = 1
+        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
+
+
+def _redirect_output(log: Path) -> None:
+    """Everything printed goes to the log, also what libraries print past Python."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    sys.stdout = sys.stderr = os.fdopen(target, "w", encoding="utf-8", buffering=1)
+    faulthandler.enable(sys.stderr)
 
 
 class Child:
-    """A running trial and everything it has said so far."""
+    """A running trial, or a variant at its gates, and everything it has said so far."""
 
-    def __init__(self, start: BaseContext, job: Job) -> None:
-        self.limit: float | None = job.settings["train"]["max_seconds"]
+    def __init__(self, start: BaseContext, job: Job | GateJob) -> None:
+        self.limit = job.limit
         self.phase = "start"
         self.columns: dict[str, Any] = {}
         self.curves: dict[str, list[Any]] = defaultdict(list)
         self.profiles: dict[str, list[Any]] = defaultdict(list)
+        self.verdicts: list[Verdict] = []
         self.outcome: tuple[str, str | None, str | None] | None = None
         self._oom_kills = oom_kills()
         self.connection, theirs = multiprocessing.Pipe(duplex=False)
@@ -101,6 +130,8 @@ class Child:
     def _take(self, kind: str, content: list[Any]) -> Iterator[tuple[str, Any]]:
         if kind == "columns":
             self.columns.update(content[0])
+        elif kind == "verdict":
+            self.verdicts.append(content[0])
         elif kind == "outcome":
             self.outcome = (content[0], content[1], content[2])
         elif kind == "profiles":

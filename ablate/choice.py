@@ -5,13 +5,16 @@ from __future__ import annotations
 import difflib
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, PydanticKnownError
 from pydantic_core.core_schema import no_info_after_validator_function
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Path = tuple[str | int, ...]
 
@@ -112,7 +115,17 @@ class Shape:
     max_seq_len: int
     vocab_size: int
     attention_dropout: float = 0.0
+    residual_dropout: float = 0.0
     causal: bool = True
+    """Whether a token of this stack may look only at itself and at those before it."""
+    cross: bool = False
+    """Whether the module reads another sequence, which is not shifted against its own."""
+    partner_layers: int = 0
+    """Layers of the other stack where there is one, as in an encoder-decoder."""
+
+
+Identity = tuple[str, Callable[[], "tuple[Tensor, Tensor]"]]
+"""A sentence, and two tensors in float64 that are equal if it is true."""
 
 
 class Settings(BaseModel):
@@ -137,6 +150,24 @@ class Choice(Settings):
         """A copy in which settings that are None take the given value."""
         missing = {key: value for key, value in defaults.items() if getattr(self, key) is None}
         return self.model_copy(update=missing)
+
+    def resolve(self, shape: Shape) -> Self:
+        """A copy in which every default that depends on the shape stands as a number."""
+        return self
+
+    def twin(self, shape: Shape) -> Self:
+        """A copy small enough to be tried in a second, with every trait kept: for a small `shape`.
+
+        What `resolve` would fill in is filled in anew. A choice with other numbers that are large says here how they
+        shrink.
+        """
+        blank = {key: None for key, field in type(self).model_fields.items() if field.default is None}
+        filled = self.model_copy(update=blank).resolve(shape)
+        return self.model_copy(update={key: None for key in blank if getattr(filled, key) is not None}).resolve(shape)
+
+    def identities(self, shape: Shape) -> Iterator[Identity]:
+        """What must be equal if the choice is what it says, in a small `shape`: for what it can be reduced to."""
+        return iter(())
 
 
 S = TypeVar("S", bound=Settings)

@@ -297,6 +297,8 @@ def _print_model(facts: Mapping[str, Any], title: str) -> None:
     click.echo("")
     for key in ("params_total", "params_active", "params_non_embedding", "kv_cache_elements_per_token"):
         click.echo(f"{key}: {_number(facts[key])}")
+    if crossed := facts["kv_cache_elements_per_source_token"]:
+        click.echo(f"kv_cache_elements_per_source_token: {_number(crossed)}")
     click.echo(f"flops_per_token: {_number(facts['flops_per_token'])} (sequences of {facts['flops_at_tokens']})\n")
 
 
@@ -324,6 +326,37 @@ def status(as_json: bool, **options: Any) -> int:
     for each in facts["failed"]:
         click.echo(f"{each['status']}: {each['variant']} seed {each['seed']}: {each['reason']} (log: {each['log']})")
     return 0
+
+
+@main.command()
+@click.option("--gates", "file", required=True, metavar="FILE", help="Lead every variant of FILE through its gates.")
+@SET
+@DEVICE
+@WORKERS
+@MAX_TRIALS
+@JSON
+@command
+def doctor(as_json: bool, **options: Any) -> int:
+    """Check whether the variants of a file are what they say, each on a tiny twin of itself, without training one."""
+    from ablate import commands
+
+    facts = commands.gates(commands.Wanted(**{**options, "sets": tuple(options["sets"])}))
+    _print_json(facts) if as_json else _print_gates(facts)
+    return 0 if all(each["passed"] for each in facts["variants"]) and not facts["invalid"] else 1
+
+
+def _print_gates(facts: Mapping[str, Any]) -> None:
+    from tabulate import tabulate
+
+    from ablate.commands import many
+
+    heads = ("variant", "gate", "result", "detail")
+    rows = [(each["variant"], *gate.values()) for each in facts["variants"] for gate in each["gates"]]
+    click.echo(tabulate(rows, heads, "simple", disable_numparse=True))
+    for each in facts["invalid"]:
+        click.echo(f"invalid: {each['variant']}: {each['reason']}")
+    passed = sum(each["passed"] for each in facts["variants"])
+    click.echo(f"{facts['name']}: {passed} of {many(len(facts['variants']), 'variant')} passed")
 
 
 @main.command()

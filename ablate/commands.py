@@ -10,8 +10,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ablate import document
@@ -274,6 +275,28 @@ def status(wanted: Wanted) -> dict[str, Any]:
     }
 
 
+@_aside()
+def gates(wanted: Wanted) -> dict[str, Any]:
+    """What each gate says of each variant; none is trained, and nothing stored. Raises `FileFaults`."""
+    from ablate import child, gatekeeper, machine
+
+    experiment = read(wanted)
+    resources = machine.share(wanted.device, wanted.workers, bytes_each=0)
+    with child.environment(threads=1):
+        child.warm_up(child.context(resources.device))
+    with TemporaryDirectory() as folder:
+        logs = {variant.name: Path(folder, f"{i}.log") for i, variant in enumerate(experiment.variants)}
+        checked = list(gatekeeper.check(logs, experiment.variants, resources, lambda: False))
+    said = {each.variant.name: [asdict(verdict) for verdict in each.verdicts] for each in checked}
+    passed = {each.variant.name: each.fault is None for each in checked}
+    names = [variant.name for variant in experiment.variants]
+    return {
+        "name": experiment.name,
+        "variants": [{"variant": name, "passed": passed[name], "gates": said[name]} for name in names],
+        "invalid": [{"variant": each.name, "reason": each.reason} for each in experiment.invalid],
+    }
+
+
 def sync(target: str, results: Path) -> SyncResult:
     """Bring MLflow up to date from what is stored."""
     from ablate.tracking import Tracker
@@ -354,13 +377,11 @@ def describe_variants(wanted: Wanted, only: str | None) -> dict[str, Any]:
 
 
 def _model_facts(settings: Any, tokens: int) -> dict[str, Any]:
-    from ablate.cost import cost, stages
+    from ablate.cost import cache_elements, cost, stages
 
-    price = cost(settings, tokens)
-    per_token = [layer.attention.cache_elements(settings.shape, 1) for layer, _ in settings.distinct_layers()]
-    times = [times for _, times in settings.distinct_layers()]
-    known = [each for each in per_token if each is not None]
-    elements = sum(n * each for n, each in zip(times, known, strict=True)) if len(known) == len(times) else None
+    price, empty = cost(settings, tokens), cache_elements(settings, 0, 0)
+    one, source = cache_elements(settings, 1, 0), cache_elements(settings, 0, 1)
+    told = [{key: value for key, value in stage.items() if key != "terms"} for stage in stages(settings, tokens)]
     return {
         "params_total": price.params_total,
         "params_active": price.params_active,
@@ -368,8 +389,9 @@ def _model_facts(settings: Any, tokens: int) -> dict[str, Any]:
         "params_non_embedding": price.params_non_embedding,
         "flops_per_token": price.flops_per_token,
         "flops_at_tokens": tokens,
-        "kv_cache_elements_per_token": elements,
-        "stages": stages(settings, tokens),
+        "kv_cache_elements_per_token": None if one is None or empty is None else one - empty,
+        "kv_cache_elements_per_source_token": None if source is None or empty is None else source - empty,
+        "stages": told,
         "settings": settings.model_dump(mode="json"),
     }
 

@@ -1,16 +1,18 @@
 """What a variant costs, reckoned from its settings alone: parameters, FLOPs, KV cache, memory. Nothing is built.
 
 FLOPs are those of matrix products, a multiply-add counted as two; looking up an embedding costs none, the output head
-counts.
+counts. Of an encoder-decoder a sequence's first half is the source and the rest the target, and its FLOPs are shared
+among the tokens of both.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ablate.settings import LayerSettings, ModelSettings
+from ablate.settings import LayerSettings, ModelSettings, StackSettings
 
 BYTES = {"fp32": 4, "bf16": 2}
 
@@ -27,7 +29,7 @@ class Cost:
 
     @property
     def params_non_embedding(self) -> int:
-        """Without tables of tokens and positions and without an untied head."""
+        """Without tables of tokens, types and positions and without an untied head."""
         return self.params_total - self.params_embedding - self.params_head
 
     @property
@@ -38,95 +40,173 @@ class Cost:
 
 def cost(settings: ModelSettings, tokens: int, *, discount: bool = True) -> Cost:
     """The cost at sequences of `tokens` tokens. Without `discount` a query pays for every key, as counters have it."""
-    total = active = 0
-    for layer, times in settings.distinct_layers():
-        shape = settings.shape
-        norms = layer.block.n_norms(2) * layer.norm.params(shape.d_model)
-        shared = layer.attention.params(shape) + norms
-        total += times * (shared + layer.feed_forward.params(shape))
-        active += times * (shared + layer.feed_forward.params_active(shape))
-    last = settings.layer(settings.n_layers - 1)
-    final = last.norm.params(settings.d_model) if last.block.final_norm else 0
-    table = settings.shape.vocab_size * settings.d_model
-    embedding = table + settings.position.params(settings.shape)
-    head = 0 if settings.tie_embeddings else table
+    found = stages(settings, tokens, discount=discount)
     return Cost(
-        params_total=total + final + embedding + head,
-        params_active=active + final + embedding + head,
-        params_embedding=embedding,
-        params_head=head,
-        flops=_flops(settings, tokens, discount),
+        params_total=sum(stage["params"] * stage["times"] for stage in found),
+        params_active=sum(stage["params_active"] * stage["times"] for stage in found),
+        params_embedding=sum(stage["params"] for stage in found if stage["kind"] == "embedding"),
+        params_head=sum(stage["params"] for stage in found if stage["kind"] == "head"),
+        flops=_terms(found),
     )
 
 
-def stages(settings: ModelSettings, tokens: int) -> list[dict[str, Any]]:
-    """The way of a token through the model: output shape, parameters, FLOPs and cached numbers of each stage."""
-    shape = settings.shape
-    table = shape.vocab_size * shape.d_model
-    stream = f"(B, T, {shape.d_model})"
-    found = [_stage("embedding", 1, stream, table, table, 0.0)]
-    if positions := settings.position.params(shape):
-        found.append(_stage(f"position {settings.position.name}", 1, stream, positions, positions, 0.0))
-    for layer, times in settings.distinct_layers():
-        found += [each | {"times": times} for each in _layer_stages(layer, settings, tokens, stream)]
-    last = settings.layer(shape.n_layers - 1)
-    if last.block.final_norm:
-        final = last.norm.params(shape.d_model)
-        found.append(_stage(f"final {last.norm.name}", 1, stream, final, final, 0.0))
-    head = 0 if settings.tie_embeddings else table
-    return [*found, _stage("head", 1, f"(B, T, {shape.vocab_size})", head, head, 2.0 * table)]
-
-
-def _layer_stages(layer: LayerSettings, settings: ModelSettings, tokens: int, stream: str) -> list[dict[str, Any]]:
-    shape, attention, feed_forward = settings.shape, layer.attention, layer.feed_forward
-    norms = layer.block.n_norms(2) * layer.norm.params(shape.d_model)
-    mixing, each = attention.flops(shape, tokens), feed_forward.flops(shape)
-    own, used = feed_forward.params(shape), feed_forward.params_active(shape)
-    cached = attention.cache_elements(shape, 1)
-    return [
-        _stage(f"{layer.block.name} with {layer.norm.name}", 1, stream, norms, norms, 0.0),
-        _stage(attention.name, 1, stream, attention.params(shape), attention.params(shape), _sum(mixing), cached),
-        _stage(feed_forward.name, 1, stream, own, used, _sum(each)),
-    ]
-
-
-def _sum(terms: dict[str, float] | None) -> float | None:
-    return None if terms is None else sum(terms.values())
-
-
-def _stage(
-    stage: str, times: int, output: str, params: int, active: int, flops: float | None, cache: int | None = 0
-) -> dict[str, Any]:
-    costs = {"params": params, "params_active": active, "flops": flops, "cache": cache}
-    return {"stage": stage, "times": times, "output": output, **costs}
-
-
-def _flops(settings: ModelSettings, tokens: int, discount: bool) -> dict[str, float] | None:
-    shape = settings.shape
+def _terms(found: list[dict[str, Any]]) -> dict[str, float] | None:
+    """FLOPs of all stages by term; None where one does not say."""
     terms: dict[str, float] = defaultdict(float)
-    for layer, times in settings.distinct_layers():
-        attention = layer.attention.flops(shape, tokens, discount=discount)
-        feed_forward = layer.feed_forward.flops(shape)
-        if attention is None or feed_forward is None:
+    for stage in found:
+        if stage["terms"] is None:
             return None
-        for name, flops in {**attention, **feed_forward}.items():
-            terms[name] += times * flops
-    terms["head"] = 2.0 * shape.d_model * shape.vocab_size
+        for name, flops in stage["terms"].items():
+            terms[name] += stage["times"] * flops
     return dict(terms)
 
 
-def cache_bytes(settings: ModelSettings, batch: int, tokens: int, precision: str) -> int | None:
-    """Bytes that `batch` sequences of `tokens` tokens keep, all layers; None where a choice does not say."""
-    elements = [
-        (layer.attention.cache_elements(settings.shape, tokens), times) for layer, times in settings.distinct_layers()
-    ]
-    if any(each is None for each, _ in elements):
-        return None
-    return batch * BYTES[precision] * sum((each or 0) * times for each, times in elements)
+# --- Stage by stage ---------------------------------------------------------------------------------------------------
+
+
+def lengths(settings: ModelSettings, tokens: int) -> dict[str, int]:
+    """Tokens that each stack sees of a sequence of `tokens` tokens."""
+    if settings.family != "encoder_decoder":
+        return {settings.family: tokens}
+    return {"encoder": tokens // 2, "decoder": tokens - tokens // 2}
+
+
+def stages(settings: ModelSettings, tokens: int, *, discount: bool = True) -> list[dict[str, Any]]:
+    """The way of a sequence through the model: each stage's output shape, parameters, FLOPs a token and cached numbers.
+
+    `kind` is "embedding" and "head" for what is not counted as the model's body. A stage that occurs several times is
+    told once, with its `times`; `flops` and `cache` are those of one.
+    """
+    seen = lengths(settings, tokens)
+    found = list(_embedding_stages(settings))
+    for stack in settings.stacks:
+        share = seen[stack.name] / tokens
+        for stage in _stack_stages(stack, settings, seen, discount):
+            terms = stage["terms"]
+            scaled = None if terms is None else {name: share * flops for name, flops in terms.items()}
+            found.append(stage | {"terms": scaled})
+    found += _head_stages(settings, seen[settings.stacks[-1].name] / tokens)
+    return [stage | {"flops": None if stage["terms"] is None else sum(stage["terms"].values())} for stage in found]
+
+
+def _embedding_stages(settings: ModelSettings) -> Iterator[dict[str, Any]]:
+    width, stream = settings.d_embed or settings.d_model, f"(B, T, {settings.d_model})"
+    yield _stage("embedding", f"(B, T, {width})", settings.shape.vocab_size * width, {}, kind="embedding")
+    if width != settings.d_model:
+        table = width * settings.d_model
+        yield _stage("embedding projection", stream, table, {"embedding": 2.0 * table})
+    if settings.n_token_types:
+        yield _stage("token types", stream, settings.n_token_types * settings.d_model, {}, kind="embedding")
+
+
+def _stack_stages(
+    stack: StackSettings, settings: ModelSettings, seen: dict[str, int], discount: bool
+) -> Iterator[dict[str, Any]]:
+    stream = f"(B, {'S' if _is_source(stack, settings) else 'T'}, {settings.d_model})"
+    before = f"{stack.name} " if len(settings.stacks) > 1 else ""
+    for choice, width in stack.schemes()[0]:
+        if params := choice.params(stack.shape, width):
+            kind = "embedding" if choice.embeds else "body"
+            yield _stage(f"{before}position {choice.name}", stream, params, {}, kind=kind)
+    norm = stack.usual.norm
+    if settings.embed_norm:
+        yield _stage(f"{before}embedding {norm.name}", stream, norm.params(settings.d_model), {})
+    for layer, times in stack.distinct_layers():
+        for stage in _layer_stages(layer, stack, seen, stream, discount):
+            yield stage | {"stage": before + stage["stage"], "times": times}
+    if stack.last.block.final_norm:
+        yield _stage(f"{before}final {stack.last.norm.name}", stream, stack.last.norm.params(settings.d_model), {})
+
+
+def _is_source(stack: StackSettings, settings: ModelSettings) -> bool:
+    return stack.name == "encoder" and len(settings.stacks) > 1
+
+
+def _layer_stages(
+    layer: LayerSettings, stack: StackSettings, seen: dict[str, int], stream: str, discount: bool
+) -> Iterator[dict[str, Any]]:
+    shape, attention, feed_forward = stack.shape, layer.attention, layer.feed_forward
+    tokens = max(1, seen[stack.name])
+    norms = layer.n_norms * layer.norm.params(shape.d_model)
+    yield _stage(f"{layer.block.name} with {layer.norm.name}", stream, norms, {})
+    terms = attention.flops(shape, tokens, discount=discount)
+    placed = layer.position.flops(shape, layer.rotary_dim(shape), tokens, discount=discount)
+    terms = None if terms is None else terms | placed
+    kept = attention.cache_elements(shape, 1) if shape.causal else 0
+    yield _stage(attention.name, stream, attention.params(shape), terms, cache=kept)
+    if layer.cross_attention is not None:
+        crossed, crossing = layer.cross_attention, replace(shape, cross=True)
+        terms = crossed.flops(crossing, tokens, discount=discount, source_tokens=seen["encoder"])
+        kept = crossed.cache_elements(crossing, 1)
+        yield _stage(f"cross {crossed.name}", stream, crossed.params(crossing), terms, cache=kept)
+    active = feed_forward.params_active(shape)
+    yield _stage(feed_forward.name, stream, feed_forward.params(shape), feed_forward.flops(shape), active=active)
+
+
+def _head_stages(settings: ModelSettings, share: float) -> Iterator[dict[str, Any]]:
+    shape, head, width = settings.shape, settings.head, settings.d_embed or settings.d_model
+    stream = f"(B, T, {shape.d_model})"
+    if head.transform:
+        norm = settings.stacks[-1].usual.norm.params(shape.d_model)
+        square = shape.d_model**2
+        yield _stage("head transform", stream, square + shape.d_model + norm, {"head": share * 2.0 * square})
+    if width != shape.d_model:
+        terms = {"head": share * 2.0 * width * shape.d_model}
+        yield _stage("head projection", f"(B, T, {width})", width * shape.d_model, terms)
+    table, logits = width * shape.vocab_size, f"(B, T, {shape.vocab_size})"
+    own = 0 if settings.tie_embeddings else table
+    yield _stage("head", logits, own, {"head": share * 2.0 * table}, kind="head")
+    if head.bias is True:
+        yield _stage("head bias", logits, shape.vocab_size, {})
+
+
+def _stage(
+    stage: str,
+    output: str,
+    params: int,
+    terms: dict[str, float] | None,
+    *,
+    active: int | None = None,
+    cache: int | None = 0,
+    kind: str = "body",
+) -> dict[str, Any]:
+    used = params if active is None else active
+    costs = {"params": params, "params_active": used, "terms": terms, "cache": cache}
+    return {"stage": stage, "kind": kind, "times": 1, "output": output, **costs}
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+
+def cache_elements(settings: ModelSettings, tokens: int, source_tokens: int = 0) -> int | None:
+    """Numbers that one sequence of `tokens` tokens keeps, all layers, and what is kept of `source_tokens` of another.
+
+    0 where nothing is decoded token by token; None where a choice does not say.
+    """
+    stack = settings.stacks[-1]
+    if not settings.is_causal:
+        return 0
+    total = 0
+    for layer, times in stack.distinct_layers():
+        crossed, crossing = layer.cross_attention, replace(stack.shape, cross=True)
+        own = layer.attention.cache_elements(stack.shape, tokens)
+        other = 0 if crossed is None else crossed.cache_elements(crossing, source_tokens)
+        if own is None or other is None:
+            return None
+        total += times * (own + other)
+    return total
+
+
+def cache_bytes(
+    settings: ModelSettings, batch: int, tokens: int, precision: str, source_tokens: int = 0
+) -> int | None:
+    """Bytes of `cache_elements` for `batch` sequences."""
+    elements = cache_elements(settings, tokens, source_tokens)
+    return None if elements is None else batch * BYTES[precision] * elements
 
 
 def cache_bytes_per_token(settings: ModelSettings, precision: str) -> int | None:
-    """The slope of `cache_bytes` at full length; 0 for a state of fixed size."""
+    """The slope of `cache_bytes` at full length; 0 for a state of fixed size, and for windows once they are full."""
     full = cache_bytes(settings, 1, settings.max_seq_len, precision)
     before = cache_bytes(settings, 1, settings.max_seq_len - 1, precision)
     return None if full is None or before is None else full - before
@@ -138,9 +218,9 @@ def training_bytes(settings: ModelSettings, params_total: int, sequences: int, t
     Of activations some 16 d_model numbers a layer and token are reckoned, the feed-forward's share by its parameters,
     and three copies of the logits.
     """
-    shape = settings.shape
     kept = sum(
-        times * (16 * shape.d_model + 2 * layer.feed_forward.params_active(shape) // shape.d_model)
-        for layer, times in settings.distinct_layers()
+        times * (16 * stack.shape.d_model + 2 * layer.feed_forward.params_active(stack.shape) // stack.shape.d_model)
+        for stack in settings.stacks
+        for layer, times in stack.distinct_layers()
     )
-    return 4 * (4 * params_total + sequences * tokens * (kept + 3 * shape.vocab_size))
+    return 4 * (4 * params_total + sequences * tokens * (kept + 3 * settings.shape.vocab_size))

@@ -1,9 +1,13 @@
 """From the baseline, its named variants and its axes to one plain settings tree a variant.
 
-A tree has the sections `model`, `train`, `data` and `profile`. Changes are dotted paths: `train.lr` reaches a section,
-everything else the model (`block`, `feed_forward.n_experts`). A change of a choice by the same name merges deep;
-another name replaces the choice. Shorthands (a choice's bare name, one number for every dropout) are written in full
-on the way, so that a change of one setting keeps the others.
+A tree has the sections `model`, `train`, `data` and `profile`, and remembers the preset and the scale that its model
+starts from. Changes are dotted paths: `train.lr` reaches a section, everything else the model (`block`,
+`feed_forward.n_experts`, `encoder.n_layers`). A change of a choice by the same name merges deep; another name replaces
+the choice. Shorthands (a choice's bare name, one number for every dropout) are written in full on the way, so that a
+change of one setting keeps the others.
+
+What changes a tree goes in this order, whatever is written first: where the model starts (`preset`, or `hf`, a folder
+with a published configuration), then its `scale`, then whole slots, then single settings.
 """
 
 from __future__ import annotations
@@ -11,17 +15,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, get_origin
+from functools import cache
+from typing import Any, get_args, get_origin
 
 from ablate import catalogue, presets, registry
-from ablate.choice import Faults, Path, SettingsError, unknown
-from ablate.settings import Dropout, ModelSettings, OptimizerSettings, TrainSettings
+from ablate.choice import Choice, Faults, Path, Settings, SettingsError, unknown
+from ablate.settings import Dropout, ModelSettings, OptimizerSettings, TrainSettings, VariantSettings
 
 Tree = dict[str, Any]
-PRESET = "preset"
+PRESET, FOLDER, SCALE = STARTS = ("preset", "hf", "scale")
 SECTIONS = ("train", "data", "profile")
+SIZES = ("d_model", "n_layers", "n_heads", "max_seq_len", "vocab_size")
+"""What stays of a model where another preset is put in its place, unless that one says it."""
 BUDGETS = frozenset({"steps", "tokens"})
-_MODEL = (*ModelSettings.model_fields, PRESET)
+_MODEL = (*ModelSettings.model_fields, *STARTS)
 
 
 def baseline_tree(file: Mapping[str, Any]) -> Tree:
@@ -33,13 +40,14 @@ def baseline_tree(file: Mapping[str, Any]) -> Tree:
 
 
 def overlay(tree: Tree, changes: Mapping[str, Any]) -> Tree:
-    """A new tree with the changes in it: a preset first, then whole slots, then single settings. Raises `Faults`."""
-    for key, value in sorted(changes.items(), key=lambda change: (change[0] != PRESET, change[0].count("."))):
-        tree = (
-            overlay(tree, _preset(value))
-            if key == PRESET
-            else _put(_freed(tree, key, value), full_path(key), value, ())
-        )
+    """A new tree with the changes in it: where the model starts, then whole slots, then single settings.
+
+    Raises `Faults`.
+    """
+    tree = _started(tree, {key: changes[key] for key in STARTS if key in changes})
+    rest = [(key, value) for key, value in changes.items() if key not in STARTS]
+    for key, value in sorted(rest, key=lambda change: change[0].count(".")):
+        tree = _put(_freed(tree, key, value), full_path(key), value, ())
     return tree
 
 
@@ -52,17 +60,75 @@ def _freed(tree: Tree, key: str, value: Any) -> Tree:
     return {**tree, "train": {k: v for k, v in tree["train"].items() if k not in BUDGETS - given}}
 
 
-def _preset(name: Any) -> dict[str, Any]:
-    if not isinstance(name, str) or name not in catalogue.names(catalogue.PRESETS):
-        raise Faults([unknown(str(name), catalogue.names(catalogue.PRESETS), "preset", (PRESET,))])
-    return presets.settings(name)
+def _started(tree: Tree, start: Mapping[str, Any]) -> Tree:
+    """The tree whose model starts anew, from a preset or a folder, and in a scale; of the two the other one stays."""
+    if FOLDER in start:
+        return _from_folder(tree, start)
+    if PRESET in start:
+        tree = {**_replaced(tree, _lineage(start[PRESET])), PRESET: start[PRESET]}
+    if start and (scale := start.get(SCALE, tree.get(SCALE))) is not None:
+        return _scaled(tree, scale)
+    return tree
+
+
+def _from_folder(tree: Tree, start: Mapping[str, Any]) -> Tree:
+    from ablate import hf
+
+    folder = start[FOLDER]
+    if len(start) > 1:
+        message = f"'{FOLDER}' stands in place of '{PRESET}' and '{SCALE}'"
+        raise Faults([SettingsError((FOLDER,), message, "take one of them out")])
+    if not isinstance(folder, str):
+        raise Faults(
+            [SettingsError((FOLDER,), f"the path of a folder is needed, not {folder!r}", "write it in quotes")]
+        )
+    try:
+        settings = hf.settings(folder)
+    except Faults as faults:
+        raise Faults(fault.below((FOLDER,)) for fault in faults.faults) from None
+    return _replaced({key: value for key, value in tree.items() if key not in STARTS}, [settings])
+
+
+def _replaced(tree: Tree, settings: list[dict[str, Any]]) -> Tree:
+    """The tree with a whole architecture, laid out in several steps, in place of its own, of which the sizes stay."""
+    sizes = {key: tree["model"][key] for key in SIZES if key in tree["model"]}
+    tree = {**tree, "model": {**presets.settings("_default"), **sizes}}
+    for step in settings:
+        tree = overlay(tree, step)
+    return tree
+
+
+def _lineage(preset: Any) -> list[dict[str, Any]]:
+    if not isinstance(preset, str) or preset not in catalogue.names(catalogue.PRESETS):
+        raise Faults([unknown(str(preset), catalogue.names(catalogue.PRESETS), "preset", (PRESET,))])
+    return [presets.settings(each) for each in presets.lineage(preset)]
+
+
+def _scaled(tree: Tree, scale: Any) -> Tree:
+    """The tree at a small size of its preset, with the vocabulary of the data.
+
+    What the scale says of a choice is for the preset's own: another one that the tree has by now stays as it is.
+    """
+    if (preset := tree.get(PRESET)) is None:
+        message = f"a {SCALE} is that of a {PRESET}, and there is none"
+        raise Faults([SettingsError((SCALE,), message, f"give a {PRESET} beside it, or take it out")])
+    if scale not in (known := presets.scales(preset)):
+        fault = unknown(str(scale), known, f"{SCALE} of {PRESET} {preset}", (SCALE,))
+        fault.cure = f"known: {', '.join(known)}"
+        raise Faults([fault])
+    own = _replaced({"model": {}}, _lineage(preset))
+    tree = {**tree, SCALE: scale, "model": {key: v for key, v in tree["model"].items() if key != "vocab_size"}}
+    for step in presets.scaled(preset, scale):
+        tree = overlay(tree, {key: value for key, value in step.items() if _same_choice(tree, own, full_path(key))})
+    return tree
 
 
 def full_path(dotted: str) -> Path:
     """The place in a tree that a dotted path means. Raises `Faults` where its first word is no setting."""
     parts = tuple(dotted.split("."))
-    if len(parts) > 1 and _is_list(parts[0]):
-        raise Faults([SettingsError((dotted,), f"'{dotted}': a list has no dotted path", f"give all of {parts[0]}")])
+    above = [".".join(parts[:n]) for n in range(1, len(parts))]
+    if listed := next((path for path in above if _is_list(_path(path))), None):
+        raise Faults([SettingsError((dotted,), f"'{dotted}': a list has no dotted path", f"give all of {listed}")])
     inner = parts[0] == "train" and len(parts) > 1 and parts[1] not in TrainSettings.model_fields
     word = parts[1] if inner else parts[0]
     if parts[0] in SECTIONS and (word in SECTIONS or not list(_homes(word))):
@@ -75,13 +141,8 @@ def full_path(dotted: str) -> Path:
     raise Faults([fault])
 
 
-def _is_list(word: str) -> bool:
-    field = ModelSettings.model_fields.get(word)
-    return field is not None and get_origin(field.annotation) is list
-
-
 def _homes(word: str) -> Iterator[str]:
-    """The full paths of a setting whose section or slot was left out."""
+    """The full paths of a setting whose section, slot or group was left out."""
     if word in TrainSettings.model_fields:
         yield f"train.{word}"
     elif word in OptimizerSettings.model_fields:
@@ -89,6 +150,10 @@ def _homes(word: str) -> Iterator[str]:
     for slot in registry.SLOTS:
         if any(word in registry.config_class(slot, name).model_fields for name in registry.names(slot)):
             yield f"{slot}.{word}"
+    for group in ModelSettings.model_fields:
+        kind = _settings_at(("model", group))
+        if kind and not issubclass(kind, Choice) and word in kind.model_fields:
+            yield f"{group}.{word}"
 
 
 def _put(node: Any, path: Path, value: Any, above: Path) -> Any:
@@ -113,18 +178,47 @@ def _in_full(value: Any, path: Path) -> Any:
     """A shorthand as the mapping that it stands for."""
     if isinstance(value, str) and _has_name(path):
         return {"name": value}
-    if isinstance(value, int | float) and not isinstance(value, bool) and path == ("model", "dropout"):
+    if isinstance(value, int | float) and not isinstance(value, bool) and _settings_at(path) is Dropout:
         return dict.fromkeys(Dropout.model_fields, value)
     return value
 
 
 def _has_name(path: Path) -> bool:
-    return _is_slot(path) or path == ("train", "optimizer")
+    kind = _settings_at(path)
+    return kind is not None and "name" in kind.model_fields
 
 
 def _is_slot(path: Path) -> bool:
     """Whether a choice stands at `path` of a tree."""
-    return path == ("data",) or (len(path) == 2 and path[0] == "model" and path[1] in registry.SLOTS)
+    kind = _settings_at(path)
+    return kind is not None and issubclass(kind, Choice)
+
+
+def _is_list(path: Path) -> bool:
+    kind = _type_at(path)
+    return any(get_origin(each) is list for each in (kind, *get_args(kind)))
+
+
+def _settings_at(path: Path) -> type[Settings] | None:
+    """The settings that stand at `path` of a tree; of a choice's, what all choices of its slot have."""
+    return _settings_in(_type_at(path))
+
+
+@cache
+def _type_at(path: Path) -> Any:
+    kind: Any = VariantSettings
+    for word in path:
+        settings = _settings_in(kind)
+        field = settings.model_fields.get(str(word)) if settings else None
+        kind = field.annotation if field else None
+    return kind
+
+
+def _settings_in(kind: Any) -> type[Settings] | None:
+    if isinstance(kind, type):
+        return kind if issubclass(kind, Settings) else None
+    inner = () if get_origin(kind) is list else get_args(kind)
+    return next((found for each in inner if (found := _settings_in(each))), None)
 
 
 class Axes:
@@ -149,7 +243,7 @@ class Axes:
 
     def trees(self, baseline: Tree) -> list[Tree]:
         """The baseline with each choice and preset on an axis: every choice that a combination can have."""
-        whole = [path for path in self.values if path == PRESET or _is_slot(full_path(path))]
+        whole = [path for path in self.values if path in (PRESET, FOLDER) or _is_slot(full_path(path))]
         return [baseline, *(overlay(baseline, {path: value}) for path in whole for value in self.values[path])]
 
 
@@ -171,8 +265,21 @@ def _slot_around(dotted: str) -> Path | None:
 
 
 def _choice(tree: Tree, slot: Path) -> str | None:
-    found = get(tree, (*slot, "name"))
-    return found if isinstance(found, str) else None
+    """The name of the choice at `slot`; where nothing names it, that of the model's own, which it goes on from."""
+    for place in (slot, ("model", slot[-1]), ("model", _slot_of(slot))):
+        if isinstance(found := get(tree, (*place, "name")), str):
+            return found
+    return None
+
+
+def _same_choice(tree: Tree, other: Tree, place: Path) -> bool:
+    return not _is_slot(place) or _choice(tree, place) == _choice(other, place)
+
+
+def _slot_of(path: Path) -> str:
+    """The slot that the place of a choice is filled from."""
+    kind = _settings_at(path)
+    return next(slot for slot in (*registry.SLOTS, *registry.SOURCES) if registry.slot_base(slot) is kind)
 
 
 def _has_setting(tree: Tree, dotted: str) -> bool:
@@ -182,7 +289,7 @@ def _has_setting(tree: Tree, dotted: str) -> bool:
 
 
 def _settings_of(slot: Path, choice: str) -> set[str]:
-    return set(registry.config_class(str(slot[-1]), choice, slot[-1:]).model_fields) - {"name"}
+    return set(registry.config_class(_slot_of(slot), choice, slot[1:] or slot).model_fields) - {"name"}
 
 
 def homeless(paths: Iterable[str], trees: list[Tree]) -> Iterator[SettingsError]:
@@ -195,7 +302,7 @@ def homeless(paths: Iterable[str], trees: list[Tree]) -> Iterator[SettingsError]
         known = set().union(*(_settings_of(slot, choice) for choice in choices))
         word = str(full_path(dotted)[len(slot)])
         fault = unknown(word, known, f"setting of {slot[-1]} {' or '.join(choices)}", (dotted,))
-        if elsewhere := [name for name in registry.names(str(slot[-1])) if word in _settings_of(slot, name)]:
+        if elsewhere := [name for name in registry.names(_slot_of(slot)) if word in _settings_of(slot, name)]:
             fault.cure = f"only {' and '.join(elsewhere)} would know it"
         yield fault
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +19,16 @@ from ablate.linear import PackedLinear
 def initialise(model: nn.Module, init: str, std: float, seed: int) -> None:
     """Draw every linear map and embedding of `model` anew; biases become 0, other parameters stay as they were built.
 
-    `normal` draws from N(0, std²); `xavier` uniformly within ±√(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010).
+    A module of another kind says by `matrices()` which of its tensors `(rows, columns)` are drawn alike. `normal`
+    draws from N(0, std²); `xavier` uniformly within ±√(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010).
     """
     done: set[int] = set()
     for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear | nn.Embedding) or id(module.weight) in done:
-            continue
-        done.add(id(module.weight))
         generator = torch.Generator().manual_seed(_seed_of(seed, name))
-        for part in _parts(module):
-            _draw(part, init, std, generator)
+        for matrix in _matrices(module):
+            if matrix.data_ptr() not in done:
+                done.add(matrix.data_ptr())
+                _draw(matrix, init, std, generator)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
 
@@ -36,10 +37,14 @@ def _seed_of(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7], "big")
 
 
-def _parts(module: nn.Linear | nn.Embedding) -> tuple[Tensor, ...]:
+def _matrices(module: nn.Module) -> Sequence[Tensor]:
+    """Those that the module itself holds: what is tied is held by several."""
     if isinstance(module, PackedLinear):
-        return tuple(torch.split(module.weight.detach(), list(module.parts)))
-    return (module.weight.detach(),)
+        return torch.split(module.weight.detach(), list(module.parts))
+    if isinstance(module, nn.Linear | nn.Embedding):
+        return (module.weight.detach(),)
+    found: Sequence[Tensor] = getattr(module, "matrices", tuple)()
+    return found
 
 
 def _draw(weight: Tensor, init: str, std: float, generator: torch.Generator) -> None:

@@ -1,9 +1,10 @@
-"""What the parent gives to a trial's process."""
+"""What passes between the parent and its children: the work that is given, as plain data, and what gates answer."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -20,3 +21,28 @@ class Job:
     threads: int
     phases: tuple[str, ...]
     log: str
+
+    @property
+    def limit(self) -> float | None:
+        """Seconds after which it is ended."""
+        seconds: float | None = self.settings["train"]["max_seconds"]
+        return seconds
+
+
+@dataclass(frozen=True)
+class GateJob:
+    """A variant that has to pass its gates, as plain data: the same as of a trial, and `limit` in seconds."""
+
+    settings: Mapping[str, Any]
+    device: str
+    log: str
+    limit: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a gate says of a variant: a figure or a sentence, or why it has nothing to say."""
+
+    gate: str
+    result: Literal["passed", "failed", "not applicable"]
+    detail: str

@@ -168,5 +168,6 @@ def _cache_curve(variant: Variant) -> list[list[int]]:
 
 
 def _notes(variant: Variant) -> list[str]:
-    last = variant.settings.model.layer(variant.settings.model.n_layers - 1)
-    return [f"final norm: {'yes' if last.block.final_norm else 'no'}"]
+    stacks = variant.settings.model.stacks
+    ends = {stack.name: "yes" if stack.last.block.final_norm else "no" for stack in stacks}
+    return [f"final norm{'' if len(ends) == 1 else f' of the {name}'}: {end}" for name, end in ends.items()]

@@ -66,6 +66,7 @@ class Progress:
     def __init__(self, console: Console, total: int) -> None:
         self.console, self.total, self.done = console, total, 0
         self.running: dict[str, Running] = {}
+        self.gates = (0, 0)
         self.began = time.monotonic()
         self.live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
 
@@ -77,6 +78,13 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if self.live:
             self.live.stop()
+
+    def check(self, done: int, total: int) -> None:
+        """So many of the variants have been at their gates."""
+        self.gates = (done, total)
+        if not self.live and total and not done:
+            self._say(f"gates   {total} {'variant' if total == 1 else 'variants'}")
+        self._refresh()
 
     def start(self, trial_id: str, label: str, steps: int) -> None:
         """A trial begins."""
@@ -113,6 +121,8 @@ class Progress:
             self.live.update(Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in self._lines())))
 
     def _lines(self) -> list[str]:
+        if self.gates[0] < self.gates[1]:
+            return ["gates: {} of {} variants".format(*self.gates)]
         elapsed = time.monotonic() - self.began
         left = f", about {elapsed / self.done * (self.total - self.done):.0f} s left" if self.done else ""
         head = f"{self.done} of {self.total} trials done, {self.total - self.done} to go{left}"

@@ -1,4 +1,4 @@
-"""THE FLOW: trials -> isolated processes -> rows. What is stored is skipped, what ends is stored at once."""
+"""THE FLOW: trials -> gates -> isolated processes -> rows. What is stored is skipped, what ends is stored at once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from typing import Any, Protocol
 import pandas as pd
 import psutil
 
-from ablate import child, machine
+from ablate import child, gatekeeper, machine
 from ablate.child import Child
 from ablate.experiment import Experiment
+from ablate.gatekeeper import Checked
 from ablate.job import Job
 from ablate.machine import Resources
 from ablate.plan import VariantPlan
@@ -41,6 +43,7 @@ class Interrupted(BaseException):
 class Watcher(Protocol):
     """Who is told what happens (see `ablate.progress`)."""
 
+    def check(self, done: int, total: int) -> None: ...  # noqa: D102
     def start(self, trial_id: str, label: str, steps: int) -> None: ...  # noqa: D102
     def phase(self, trial_id: str, phase: str) -> None: ...  # noqa: D102
     def learn(self, trial_id: str, curve: Any) -> None: ...  # noqa: D102
@@ -94,19 +97,51 @@ class Run:
 
     def carry_out(self, queue: list[Task]) -> None:
         """Run all tasks. Raises `Interrupted` after everything that ran has been stopped and stored."""
-        waiting = list(reversed(queue))
-        if waiting:
+        if queue:
             with child.environment(self.resources.threads):
                 child.warm_up(child.context(self.resources.device))
         with _signals() as received, self._announced():
-            while waiting or self.running:
+            waiting = list(reversed(self._through_gates(queue, received)))
+            while (waiting or self.running) and not received:
                 while waiting and len(self.running) < self.resources.workers:
                     self._begin(waiting.pop())
                 if self._wait() and self.fail_fast:
                     waiting.clear()
-                if received:
-                    self._interrupt(received[0])
-                    raise Interrupted(received[0])
+            if received:
+                self._interrupt(received[0])
+                raise Interrupted(received[0])
+
+    def _through_gates(self, queue: list[Task], received: list[int]) -> list[Task]:
+        """The tasks that may run. Those whose variant is not what it says are rows after this.
+
+        All gates come before the first trial: no trial shares the machine with one while it is measured.
+        """
+        new: dict[str, list[Task]] = defaultdict(list)
+        for task in queue:
+            if "train" in task.phases:
+                new[task.trial.variant.name].append(task)
+        logs = {name: self.store.log_path(tasks[0].trial.trial_id) for name, tasks in new.items()}
+        variants = [tasks[0].trial.variant for tasks in new.values()]
+        refused: set[str] = set()
+        self.watcher.check(0, len(variants))
+        found = gatekeeper.check(logs, variants, self.resources, lambda: bool(received or (refused and self.fail_fast)))
+        for done, checked in enumerate(found, 1):
+            self.watcher.check(done, len(variants))
+            if fault := checked.fault:
+                refused.add(checked.variant.name)
+                for task in new[checked.variant.name]:
+                    self._refuse(task, checked, fault)
+        if refused and self.fail_fast:
+            return []
+        return [task for task in queue if "train" not in task.phases or task.trial.variant.name not in refused]
+
+    def _refuse(self, task: Task, checked: Checked, fault: str) -> None:
+        """Store a trial that does not run."""
+        trial_id = task.trial.trial_id
+        self.watcher.start(trial_id, _label(task.trial), task.trial.variant.settings.train.n_steps)
+        log = checked.log.relative_to(self.store.folder).as_posix()
+        ended = {"status": "gate_failed", "phase": "gates", "reason": fault, "log": log}
+        self._store(self._row(task, checked.began) | ended, {}, {})
 
     @contextmanager
     def _announced(self) -> Iterator[None]:
@@ -170,15 +205,22 @@ class Run:
         self._count_company()
         task, running, started = self.running.pop(trial_id)
         status, phase, reason = running.end()
-        row = self._row(task, running, started) | {"status": status, "phase": phase, "reason": reason}
+        wall, company = time.monotonic() - running.began, self.company.pop(trial_id, 0.0)
+        times = {"wall_seconds": wall, "trials_at_once": max(1.0, company / wall) if wall else 1.0}
+        ended = {"status": status, "phase": phase, "reason": reason}
+        row = self._row(task, started) | times | running.columns | ended
         curves: Columns = running.curves if "train" in task.phases else _columns(self.store.curves(trial_id))
-        self.store.write_trial(row, curves, running.profiles)
-        self._announce()
-        self.stored(trial_id)
-        self.watcher.finish(trial_id, status, _note(row))
+        self._store(row, curves, running.profiles)
         return status
 
-    def _row(self, task: Task, running: Child, started: datetime) -> dict[str, Any]:
+    def _store(self, row: dict[str, Any], curves: Columns, profiles: Columns) -> None:
+        self.store.write_trial(row, curves, profiles)
+        self._announce()
+        self.stored(row["trial_id"])
+        self.watcher.finish(row["trial_id"], row["status"], _note(row))
+
+    def _row(self, task: Task, started: datetime) -> dict[str, Any]:
+        """What is known of a trial without having run it."""
         trial, plan = task.trial, self.plans[task.trial.variant.name]
         settings = trial.variant.settings
         before = task.stored if task.stored and "train" not in task.phases else {}
@@ -195,8 +237,6 @@ class Run:
             "changes": json.dumps(trial.variant.changes, allow_nan=False),
             "attempts": 1 + (task.stored["attempts"] if task.stored else 0),
             "started_at": before.get("started_at") or started,
-            "wall_seconds": (wall := time.monotonic() - running.began),
-            "trials_at_once": max(1.0, self.company.pop(trial.trial_id, 0.0) / wall) if wall else 1.0,
             "log": self.store.log_path(trial.trial_id).relative_to(self.store.folder).as_posix(),
             "params_total": plan.cost.params_total,
             "params_active": plan.cost.params_active,
@@ -207,7 +247,6 @@ class Run:
             "threads": settings.train.threads or self.resources.threads,
             "precision": settings.train.precision,
             "corpus_sha256": self.experiment.corpus(trial.variant).sha256,
-            **running.columns,
         }
 
     def _interrupt(self, number: int) -> None:

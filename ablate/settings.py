@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
@@ -32,7 +34,16 @@ from ablate.feed_forward import FeedForwardChoice
 from ablate.norm import NormChoice
 from ablate.position import PositionChoice
 
-LAYER_SLOTS = ("attention", "feed_forward", "norm", "block")
+LAYER_SLOTS = ("attention", "cross_attention", "feed_forward", "norm", "block", "position")
+"""What one layer can have of its own."""
+
+CROSS = "cross_attention"
+SLOT_OF = {place: place for place in LAYER_SLOTS} | {CROSS: "attention"}
+"""The places of a layer, and the slot that each is filled from."""
+
+SPECIAL_TOKENS = {"decoder": 0, "encoder": 1, "encoder_decoder": 1}
+"""Tokens that a family needs beside the data's: an encoder masks with one, an encoder-decoder starts with one."""
+
 S = TypeVar("S", bound=Settings)
 
 
@@ -63,16 +74,19 @@ class LayerRule(Settings):
 
     every: Count | None = Field(None, description="layers n, 2n, 3n, … counted from 1")
     first: Count | None = Field(None, description="the first n layers")
+    at: list[Count] | None = Field(None, min_length=1, description="these layers, counted from 1")
     attention: SerializeAsAny[AttentionChoice] | None = None
+    cross_attention: SerializeAsAny[AttentionChoice] | None = None
     feed_forward: SerializeAsAny[FeedForwardChoice] | None = None
     norm: SerializeAsAny[NormChoice] | None = None
     block: SerializeAsAny[BlockChoice] | None = None
+    position: SerializeAsAny[PositionChoice] | None = None
 
     @model_validator(mode="after")
     def _says_where_and_what(self) -> Self:
-        if self.every is None and self.first is None:
+        if self.every is None and self.first is None and self.at is None:
             cure = "say which layers, as in `every: 2`"
-            raise SettingsError((), "a rule for layers needs 'every' or 'first'", cure)
+            raise SettingsError((), "a rule for layers needs 'every', 'first' or 'at'", cure)
         if all(getattr(self, slot) is None for slot in LAYER_SLOTS):
             cure = f"give one of: {', '.join(LAYER_SLOTS)}"
             raise SettingsError((), "a rule for layers needs a choice for them", cure)
@@ -81,69 +95,208 @@ class LayerRule(Settings):
     def applies(self, layer: int) -> bool:
         """Whether the rule is for layer `layer`, counted from 0."""
         by_step = self.every is not None and (layer + 1) % self.every == 0
-        return by_step or (self.first is not None and layer < self.first)
+        at_start = self.first is not None and layer < self.first
+        return by_step or at_start or layer + 1 in (self.at or ())
 
 
 class LayerSettings(Settings):
     """What one layer is made of."""
 
     attention: SerializeAsAny[AttentionChoice]
+    cross_attention: SerializeAsAny[AttentionChoice] | None = None
     feed_forward: SerializeAsAny[FeedForwardChoice]
     norm: SerializeAsAny[NormChoice]
     block: SerializeAsAny[BlockChoice]
+    position: SerializeAsAny[PositionChoice]
+
+    @property
+    def n_sublayers(self) -> int:
+        """Attention and feed-forward, and between them what reads the other sequence, if anything does."""
+        return 2 if self.cross_attention is None else 3
+
+    @property
+    def n_norms(self) -> int:
+        """Norms that the layer holds."""
+        return self.block.n_norms(self.n_sublayers)
+
+    def rotary_dim(self, shape: Shape) -> int:
+        """The width of the heads that this layer's position scheme turns or looks at, 0 where it does neither."""
+        return self.attention.rotary_dim(shape) if self.position.needs & {"rotate", "keys"} else 0
+
+
+@dataclass(frozen=True)
+class StackSettings:
+    """The layers of an encoder or a decoder. `usual` is a layer that no rule is for."""
+
+    name: str
+    shape: Shape
+    usual: LayerSettings
+    rules: list[LayerRule]
+
+    def layer(self, index: int) -> LayerSettings:
+        """What layer `index`, counted from 0, is made of."""
+        own = [rule for rule in self.rules if rule.applies(index)]
+        slots = {slot: given for rule in own for slot in LAYER_SLOTS if (given := getattr(rule, slot)) is not None}
+        return self.usual.model_copy(update=slots) if slots else self.usual
+
+    @property
+    def layers(self) -> list[LayerSettings]:
+        """All of them, from the first to the last."""
+        return [self.layer(index) for index in range(self.shape.n_layers)]
+
+    @property
+    def last(self) -> LayerSettings:
+        """The last one, whose block says how the stack ends."""
+        return self.layer(self.shape.n_layers - 1)
+
+    def distinct_layers(self) -> list[tuple[LayerSettings, int]]:
+        """The different layers, each with how often it occurs."""
+        if not self.rules:
+            return [(self.usual, self.shape.n_layers)]
+        found: dict[tuple[bool, ...], int] = {}
+        times: Counter[tuple[bool, ...]] = Counter()
+        for index in range(self.shape.n_layers):
+            kind = tuple(rule.applies(index) for rule in self.rules)
+            found.setdefault(kind, index)
+            times[kind] += 1
+        merged: list[tuple[LayerSettings, int]] = []
+        for kind, index in found.items():
+            layer = self.layer(index)
+            same = next((i for i, (known, _) in enumerate(merged) if known == layer), len(merged))
+            merged[same:] = [(layer, times[kind] + (merged[same][1] if same < len(merged) else 0)), *merged[same + 1 :]]
+        return merged
+
+    def schemes(self) -> tuple[list[tuple[PositionChoice, int]], list[int]]:
+        """The position modules, each a choice and the width that it rotates, and which of them each layer uses.
+
+        The first is the one that adds to the embeddings, if any does. Layers share a module unless its choice says that
+        each needs one.
+        """
+        first = self.usual.position
+        modules = [(first, self.usual.rotary_dim(self.shape))] if first.embeds else []
+        used = []
+        for layer in self.layers:
+            scheme = (layer.position, layer.rotary_dim(self.shape))
+            if not (layer.position.shared and scheme in modules):
+                modules.append(scheme)
+            used.append(modules.index(scheme) if layer.position.shared else len(modules) - 1)
+        return modules, used
+
+
+class HeadSettings(Settings):
+    """How the last hidden states become logits."""
+
+    transform: bool | None = Field(None, description="projection, GELU and norm before (BERT); encoders unless given")
+    bias: bool | Literal["fixed"] | None = Field(
+        None, description="added to the logits, trained or `fixed` (BART); where there is a transform unless given"
+    )
+    scale: bool = Field(False, description="whether hidden states are divided by √d_model (T5)")
+    softcap: Real | None = Field(None, gt=0, description="logits are bounded by softcap · tanh(logit / softcap)")
+
+    def resolve(self, family: str) -> HeadSettings:
+        """A copy that says what an encoder has."""
+        transform = family == "encoder" if self.transform is None else self.transform
+        return self.model_copy(update={"transform": transform, "bias": transform if self.bias is None else self.bias})
+
+
+class EncoderSettings(Settings):
+    """What is different in the encoder of an encoder-decoder."""
+
+    n_layers: Count | None = Field(None, le=10_000, description="number of layers; as the decoder unless given")
+    n_heads: Size | None = Field(None, description="number of query heads; as the decoder unless given")
+    attention: SerializeAsAny[AttentionChoice] | None = None
+    feed_forward: SerializeAsAny[FeedForwardChoice] | None = None
+    norm: SerializeAsAny[NormChoice] | None = None
+    block: SerializeAsAny[BlockChoice] | None = None
+    position: SerializeAsAny[PositionChoice] | None = None
+    layers: list[LayerRule] | None = Field(None, description="exceptions; as in the decoder unless given")
 
 
 class ModelSettings(Settings):
     """The architecture of one variant."""
 
+    family: Literal["decoder", "encoder", "encoder_decoder"] = Field(
+        "decoder", description="causal; bidirectional with masked tokens; or one of each, the second reading the first"
+    )
     d_model: Size = Field(description="width of the residual path")
     n_layers: Count = Field(le=10_000, description="number of layers")
     n_heads: Size = Field(description="number of query heads")
     max_seq_len: Size = Field(description="longest sequence, in tokens")
     vocab_size: Size | None = Field(None, description="number of tokens; the tokenizer's unless given")
+    d_embed: Size | None = Field(None, description="width of the embeddings; d_model unless given")
     attention: SerializeAsAny[AttentionChoice]
+    cross_attention: SerializeAsAny[AttentionChoice] | None = None
     position: SerializeAsAny[PositionChoice]
     feed_forward: SerializeAsAny[FeedForwardChoice]
     norm: SerializeAsAny[NormChoice]
     block: SerializeAsAny[BlockChoice]
     layers: list[LayerRule] = Field([], description="exceptions: [{every: 2, feed_forward: moe}]; later entries win")
+    encoder: EncoderSettings | None = Field(None, description="what is different in an encoder-decoder's encoder")
     dropout: Annotated[Dropout, BeforeValidator(_spread)] = Field(Dropout(), description="a number, or one a place")
     tie_embeddings: bool = Field(False, description="whether the output head is the embedding")
     embed_scale: bool = Field(False, description="whether embeddings are multiplied by √d_model")
+    embed_norm: bool = Field(False, description="whether embeddings are normalised before the first layer")
+    n_token_types: Whole = Field(0, ge=0, description="kinds of tokens that have an embedding of their own (BERT)")
+    head: HeadSettings = HeadSettings()
     init: Literal["normal", "xavier"] = Field("normal", description="how matrices are drawn")
     init_std: Real | None = Field(0.02, gt=0, description="standard deviation of `init: normal`")
 
     @property
     def shape(self) -> Shape:
-        """The numbers that the slots share."""
+        """The numbers that the slots of the main stack share: the decoder's, or an encoder's where it stands alone."""
+        return self.stacks[-1].shape
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether no output depends on a later token: what decoding token by token rests on."""
+        stack = self.stacks[-1]
+        return all(layer.attention.is_causal(stack.shape) for layer, _ in stack.distinct_layers())
+
+    @property
+    def n_special_tokens(self) -> int:
+        """Tokens beside those of the data, at the end of the vocabulary."""
+        return SPECIAL_TOKENS[self.family]
+
+    @property
+    def stacks(self) -> list[StackSettings]:
+        """The encoder before the decoder, or the one that there is."""
         assert self.vocab_size is not None, "resolved() comes first"
-        return Shape(
+        if self.family == "encoder_decoder":
+            return [self._encoder(), self._stack("decoder", self.n_layers)]
+        return [self._stack(self.family, self.n_layers)]
+
+    def _stack(self, name: str, n_layers: int, **slots: Any) -> StackSettings:
+        other = slots.pop("partner_layers", self._partner_layers(name))
+        shape = Shape(
             d_model=self.d_model,
-            n_layers=self.n_layers,
-            n_heads=self.n_heads,
+            n_layers=n_layers,
+            n_heads=slots.pop("n_heads", self.n_heads),
             max_seq_len=self.max_seq_len,
-            vocab_size=self.vocab_size,
+            vocab_size=self.vocab_size or 0,
             attention_dropout=self.dropout.attention,
+            residual_dropout=self.dropout.residual,
+            causal=name == "decoder",
+            partner_layers=other,
         )
+        rules = slots.pop("layers", self.layers)
+        usual = LayerSettings.model_construct(**{slot: getattr(self, slot) for slot in LAYER_SLOTS} | slots)
+        return StackSettings(name, shape, usual, rules)
 
-    def layer(self, index: int) -> LayerSettings:
-        """What layer `index`, counted from 0, is made of."""
-        slots = {slot: getattr(self, slot) for slot in LAYER_SLOTS}
-        for rule in self.layers:
-            if rule.applies(index):
-                slots |= {slot: given for slot in LAYER_SLOTS if (given := getattr(rule, slot)) is not None}
-        return LayerSettings.model_construct(**slots)
+    def _partner_layers(self, name: str) -> int:
+        if self.family != "encoder_decoder":
+            return 0
+        own = self.encoder.n_layers if self.encoder else None
+        return own or self.n_layers if name == "decoder" else self.n_layers
 
-    def distinct_layers(self) -> list[tuple[LayerSettings, int]]:
-        """The different layers, each with how often it occurs."""
-        found: list[tuple[LayerSettings, int]] = []
-        for layer in map(self.layer, range(self.n_layers)) if self.layers else [self.layer(0)] * self.n_layers:
-            same = next((i for i, (known, _) in enumerate(found) if known == layer), None)
-            if same is None:
-                found.append((layer, 1))
-            else:
-                found[same] = (layer, found[same][1] + 1)
-        return found
+    def _encoder(self) -> StackSettings:
+        own = self.encoder or EncoderSettings()
+        given = {key: value for key in ENCODER_OWN if (value := getattr(own, key)) is not None}
+        rules = [rule.model_copy(update={"cross_attention": None}) for rule in given.pop("layers", self.layers)]
+        n_layers = given.pop("n_layers", self.n_layers)
+        return self._stack("encoder", n_layers, **given, layers=rules, cross_attention=None)
+
+
+ENCODER_OWN = tuple(EncoderSettings.model_fields)
 
 
 class OptimizerSettings(Settings):
@@ -305,11 +458,10 @@ def _collect(faults: list[SettingsError], make: Any) -> Any:
 
 def _model(raw: Mapping[str, Any]) -> ModelSettings:
     faults: list[SettingsError] = []
-    ready = {**raw, **_choices(raw, (), faults)}
+    ready = {**raw, **_choices(raw, {}, (), faults), **_rules(raw, raw, (), faults)}
+    if isinstance(own := raw.get("encoder"), Mapping):
+        ready["encoder"] = _collect(faults, lambda: _encoder(own, raw, faults))
     faulty = {fault.path[:1] for fault in faults}
-    if isinstance(rules := raw.get("layers"), list):
-        found = (_collect(faults, partial(_rule, rule, ("layers", i), faults)) for i, rule in enumerate(rules))
-        ready["layers"] = [rule for rule in found if rule is not None]
     others: list[SettingsError] = []
     model = _collect(others, lambda: validated(ModelSettings, ready))
     faults += [fault for fault in others if fault.path[:1] not in faulty]
@@ -318,63 +470,124 @@ def _model(raw: Mapping[str, Any]) -> ModelSettings:
     return cast(ModelSettings, model)
 
 
-def _rule(raw: object, path: Path, faults: list[SettingsError]) -> LayerRule:
-    return validated(LayerRule, {**raw, **_choices(raw, path, faults)} if isinstance(raw, Mapping) else raw, path)
+def _encoder(raw: Mapping[str, Any], usual: Mapping[str, Any], faults: list[SettingsError]) -> EncoderSettings:
+    path = ("encoder",)
+    ready = {**raw, **_choices(raw, usual, path, faults), **_rules(raw, {**usual, **raw}, path, faults)}
+    return validated(EncoderSettings, ready, path)
 
 
-def _choices(raw: Mapping[str, Any], path: Path, faults: list[SettingsError]) -> dict[str, Choice]:
+def _rules(
+    raw: Mapping[str, Any], usual: Mapping[str, Any], path: Path, faults: list[SettingsError]
+) -> dict[str, list[LayerRule]]:
+    if not isinstance(rules := raw.get("layers"), list):
+        return {}
+    places = ((*path, "layers", i) for i in range(len(rules)))
+    found = [
+        _collect(faults, partial(_rule, rule, usual, place, faults)) for rule, place in zip(rules, places, strict=True)
+    ]
+    return {"layers": [rule for rule in found if rule is not None]}
+
+
+def _rule(raw: object, usual: Mapping[str, Any], path: Path, faults: list[SettingsError]) -> LayerRule:
+    ready = {**raw, **_choices(raw, usual, path, faults)} if isinstance(raw, Mapping) else raw
+    return validated(LayerRule, ready, path)
+
+
+def _choices(
+    raw: Mapping[str, Any], usual: Mapping[str, Any], path: Path, faults: list[SettingsError]
+) -> dict[str, Choice]:
     """The slots of `raw`, each as its choice's settings; an empty one stands in for what is faulty, and reported.
 
-    A rule, which has a `path`, may leave slots at nothing; a model may not.
+    What is inside an exception, which has a `path`, may be left at nothing; it goes on from the `usual` choice where it
+    does not name another.
     """
     ready: dict[str, Choice] = {}
-    for slot in registry.SLOTS:
-        if slot in raw and not (raw[slot] is None and path):
-            choice = _collect(faults, lambda slot=slot: registry.configure(slot, raw[slot], (*path, slot)))
-            ready[slot] = choice or registry.slot_base(slot)()
+    for place, slot in SLOT_OF.items():
+        if place in raw and not (raw[place] is None and (path or place not in registry.SLOTS)):
+            given = _continued(raw[place], usual.get(place) or usual.get(slot))
+            choice = _collect(
+                faults, lambda slot=slot, given=given, at=(*path, place): registry.configure(slot, given, at)
+            )
+            ready[place] = choice or registry.slot_base(slot)()
     return ready
+
+
+def _continued(raw: Any, usual: Any) -> Any:
+    """A choice that names no other one, with what the usual choice says beside it."""
+    base = {"name": usual} if isinstance(usual, str) else usual
+    if isinstance(raw, Mapping) and isinstance(base, Mapping) and raw.get("name", base.get("name")) == base.get("name"):
+        return {**base, **raw}
+    return raw
+
+
+# --- Resolution -------------------------------------------------------------------------------------------------------
 
 
 def resolved(settings: VariantSettings, vocab_size: int = 1) -> VariantSettings:
     """A copy in which every default stands as a value. Raises `Faults` for what cannot work together.
 
-    `vocab_size` is the data's: the model's own where it does not say, and the least it may be.
+    `vocab_size` is the data's: with the family's special tokens the model's own where it does not say, and the least it
+    may be.
     """
-    model = settings.model.model_copy(update={"vocab_size": settings.model.vocab_size or vocab_size})
-    shape = model.shape
+    given = settings.model
     faults = [fault.below(("train",)) for fault in settings.train.faults()]
-    if shape.vocab_size < vocab_size:
-        message = f"vocab_size {shape.vocab_size} is less than the {vocab_size} tokens of the data"
-        faults.append(SettingsError(("vocab_size",), message, f"leave it out, or give at least {vocab_size}"))
-    updates: dict[str, Any] = {slot: _resolve(faults, getattr(model, slot), shape, (slot,)) for slot in LAYER_SLOTS}
-    updates["layers"] = [
-        rule.model_copy(update={s: _resolve(faults, getattr(rule, s), shape, ("layers", i, s)) for s in LAYER_SLOTS})
-        for i, rule in enumerate(model.layers)
-    ]
+    least = vocab_size + given.n_special_tokens
+    if given.vocab_size is not None and given.vocab_size < least:
+        beside = f" and the {given.family}'s own {given.n_special_tokens}" if given.n_special_tokens else ""
+        message = f"vocab_size {given.vocab_size} is less than the {vocab_size} tokens of the data{beside}"
+        faults.append(SettingsError(("vocab_size",), message, f"leave it out, or give at least {least}"))
+    model = _resolved_model(given.model_copy(update={"vocab_size": given.vocab_size or least}), faults)
     faults += _idle_rules(model)
-    model = _where_meant(model.model_copy(update=updates), init_std=model.init == "normal")
     if not faults:
         train = settings.train.resolve(model.max_seq_len)
         faults += [fault.below(("train",)) for fault in train.length_faults(model.max_seq_len)]
         faults += [fault.below(("profile",)) for fault in settings.profile.faults(model.max_seq_len)]
-        faults += _pairings(model, settings.model)
+        faults += _pairings(model, given)
     if faults:
-        raise Faults(faults)
+        raise Faults({(fault.path, fault.message): fault for fault in faults}.values())
     return settings.model_copy(update={"model": model, "train": train})
 
 
-def _idle_rules(model: ModelSettings) -> list[SettingsError]:
-    cure = f"take it out, or let it apply within {model.n_layers}"
-    return [
-        SettingsError(("layers", i), f"the rule is for none of the {model.n_layers} layers", cure)
-        for i, rule in enumerate(model.layers)
-        if not any(map(rule.applies, range(model.n_layers)))
-    ]
+def _resolved_model(model: ModelSettings, faults: list[SettingsError]) -> ModelSettings:
+    """The model with every slot of every stack as it is meant, and nothing that means nothing in its family."""
+    crossed = model.cross_attention or model.attention.crossing() if model.family == "encoder_decoder" else None
+    model = model.model_copy(update={"cross_attention": crossed})
+    shapes = {stack.name: stack.shape for stack in model.stacks}
+    shape = shapes.get("decoder") or shapes["encoder"]
+    updates = _resolved_slots(model, shape, (), faults)
+    updates["layers"] = _resolved_rules(model.layers, shape, ("layers",), faults)
+    updates["head"] = model.head.resolve(model.family)
+    updates["encoder"] = _resolved_encoder(model, shapes["encoder"], faults) if crossed else None
+    updates["d_embed"] = model.d_embed or model.d_model
+    return _where_meant(model.model_copy(update=updates), init_std=model.init == "normal")
+
+
+def _resolved_encoder(model: ModelSettings, shape: Shape, faults: list[SettingsError]) -> EncoderSettings:
+    own = model.encoder or EncoderSettings()
+    numbers = {"n_layers": shape.n_layers, "n_heads": shape.n_heads}
+    taken = {slot: getattr(own, slot) or getattr(model, slot) for slot in registry.SLOTS}
+    rules, path = (own.layers, ("encoder", "layers")) if own.layers is not None else (model.layers, ("layers",))
+    rules = [rule.model_copy(update={"cross_attention": None}) for rule in rules]
+    whole = own.model_copy(update={**numbers, **taken})
+    ready = _resolved_slots(whole, shape, ("encoder",), faults)
+    return whole.model_copy(update={**ready, "layers": _resolved_rules(rules, shape, path, faults)})
+
+
+def _resolved_rules(rules: list[LayerRule], shape: Shape, path: Path, faults: list[SettingsError]) -> list[LayerRule]:
+    return [rule.model_copy(update=_resolved_slots(rule, shape, (*path, i), faults)) for i, rule in enumerate(rules)]
+
+
+def _resolved_slots(holder: Settings, shape: Shape, path: Path, faults: list[SettingsError]) -> dict[str, Any]:
+    """The choices that `holder` has, each resolved in the shape that it is for."""
+    crossing = replace(shape, cross=True)
+    given = {place: choice for place in SLOT_OF if (choice := getattr(holder, place, None)) is not None}
+    return {
+        place: _resolve(faults, choice, crossing if place == CROSS else shape, (*path, place))
+        for place, choice in given.items()
+    }
 
 
 def _resolve(faults: list[SettingsError], choice: Any, shape: Shape, path: Path) -> Any:
-    if not hasattr(choice, "resolve"):
-        return choice
     try:
         done = choice.resolve(shape)
     except SettingsError as fault:
@@ -383,7 +596,8 @@ def _resolve(faults: list[SettingsError], choice: Any, shape: Shape, path: Path)
     except Faults as found:
         faults.extend(fault.below(path) for fault in found.faults)
         return choice
-    faults.extend(_placed(problem, path) for problem in done.problems(shape))
+    if path[-1] != "position" and (problems := getattr(done, "problems", None)):
+        faults.extend(_placed(problem, path) for problem in problems(shape))
     return done
 
 
@@ -391,21 +605,57 @@ def _placed(problem: Problem, path: Path) -> SettingsError:
     return problem.below(path) if isinstance(problem, SettingsError) else SettingsError(path, problem)
 
 
-def _pairings(model: ModelSettings, given: ModelSettings) -> list[SettingsError]:
-    """Position schemes with the attention of each layer: by the hooks that one needs and the other offers.
+def _idle_rules(model: ModelSettings) -> list[SettingsError]:
+    return [
+        SettingsError(
+            ("layers", i) if stack.rules is model.layers else ("encoder", "layers", i),
+            f"the rule is for none of the {stack.shape.n_layers} layers",
+            f"take it out, or let it apply within {stack.shape.n_layers}",
+        )
+        for stack in model.stacks
+        for i, rule in enumerate(stack.rules)
+        if not any(map(rule.applies, range(stack.shape.n_layers)))
+    ]
 
-    A width that cannot be rotated is told where the file `given` says it, if it does.
-    """
-    found: list[SettingsError] = []
-    position = model.position
-    for layer, _ in model.distinct_layers():
-        for hook in sorted(position.needs - layer.attention.offers):
-            message = f"position {position.name} needs an attention that can {hook} scores or heads"
-            message = f"{message}; {layer.attention.name} cannot"
-            found.append(SettingsError(("position",), message, "choose another position or another attention"))
-        if position.needs <= layer.attention.offers:
-            problems = position.problems(model.shape, layer.attention.rotary_dim(model.shape))
-            said = layer.attention.rotary_setting
-            width = getattr(given.attention, said, None) if layer.attention == model.attention else None
-            found += [_placed(problem, ("attention", said) if width else ("position",)) for problem in problems]
+
+# --- What goes with what ----------------------------------------------------------------------------------------------
+
+
+def _pairings(model: ModelSettings, given: ModelSettings) -> list[SettingsError]:
+    """What each layer's choices need of one another and do not find; each sentence once."""
+    found = [
+        fault
+        for stack in model.stacks
+        for layer, _ in stack.distinct_layers()
+        for fault in (*_attention_faults(layer, stack), *_position_faults(layer, stack, given))
+    ]
     return list({fault.message: fault for fault in found}.values())
+
+
+def _attention_faults(layer: LayerSettings, stack: StackSettings) -> Iterator[SettingsError]:
+    attention, crossed = layer.attention, layer.cross_attention
+    if not attention.is_causal(stack.shape) and "bidirectional" not in attention.offers:
+        message = f"attention {attention.name} only goes forward; the {stack.name} must look both ways"
+        yield SettingsError(("attention",), message, "choose another attention there")
+    if crossed is not None and "cross" not in crossed.offers:
+        message = f"attention {crossed.name} cannot read another sequence, as a decoder's cross attention must"
+        yield SettingsError((CROSS,), message, f"choose another {CROSS}")
+
+
+def _position_faults(layer: LayerSettings, stack: StackSettings, given: ModelSettings) -> Iterator[SettingsError]:
+    """The hooks that a position scheme needs; a width that cannot be rotated is told where the file says it."""
+    position, attention = layer.position, layer.attention
+    if position.embeds and position != stack.usual.position:
+        message = f"position {position.name} adds to the embeddings, which no single layer has"
+        yield SettingsError(("layers",), message, "choose it for the whole model, or another one for the layer")
+    if missing := " and ".join(HOOKS[hook] for hook in sorted(position.needs - attention.offers)):
+        message = f"position {position.name} needs an attention that can {missing}; {attention.name} cannot"
+        yield SettingsError(("position",), message, "choose another position or another attention")
+    else:
+        said = attention.rotary_setting
+        width = getattr(given.attention, said, None) if type(attention) is type(given.attention) else None
+        for problem in position.problems(stack.shape, attention.rotary_dim(stack.shape)):
+            yield _placed(problem, ("attention", said) if width else ("position",))
+
+
+HOOKS = {"rotate": "rotate heads", "bias": "bias scores", "keys": "show the keys that it scores"}

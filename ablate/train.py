@@ -15,11 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ablate.batches import Batches, HeldOut, shifted
+from ablate.batches import Batches, HeldOut
+from ablate.model import Transformer
+from ablate.objectives import IGNORED, Batch
 from ablate.settings import OptimizerSettings, TrainSettings
-
-IGNORED = -100
-"""A target of this value is not a token that enters the loss."""
 
 LAST_STEPS = 10
 """`train_loss` is the mean over so many steps at the end, since a single batch's loss is mostly noise."""
@@ -57,13 +56,13 @@ class Trained:
 
 
 def train(
-    model: nn.Module, batches: Batches, held_out: HeldOut, recipe: TrainSettings, seed: int, observer: Observer
+    model: Transformer, batches: Batches, held_out: HeldOut, recipe: TrainSettings, seed: int, observer: Observer
 ) -> Trained:
     """Train `model` where it is.
 
     The first loss, auxiliary or not, or gradient norm that is not finite ends the run: a result, not an error.
     """
-    learner, rate = Learner.of(model, recipe), schedule(recipe, width_of(model))
+    learner, rate = Learner.of(model, recipe), schedule(recipe, model.settings.d_model)
     run, order = Trained(), hashlib.sha256()
     ledger = Ledger(observer, run, 1 if device_of(model).type == "cpu" else READ_EVERY)
     torch.manual_seed(generator_seed(seed, "dropout"))
@@ -71,9 +70,10 @@ def train(
     for step in range(1, recipe.n_steps + 1):
         lr = rate(step)
         with observer.step():
-            windows = batches.windows(step)
-            measures = learner.update(*shifted(windows), lr)
-        order.update(windows.astype("<i8").data)
+            batch = batches.batch(step)
+            measures = learner.update(batch, lr)
+        for array in batch.arrays:
+            order.update(array.astype("<i8").data)
         ledger.add(step, lr, measures)
         if step % (recipe.eval_every or recipe.n_steps) == 0 or step == recipe.n_steps:
             ledger.read()
@@ -104,23 +104,22 @@ class Learner:
         optimizer = make_optimizer(model, recipe.optimizer, recipe.lr)
         return cls(model, recipe, optimizer, list(model.parameters()), **offers)
 
-    def update(self, inputs: np.ndarray, targets: np.ndarray, lr: float) -> dict[str, Tensor]:
-        """One optimizer step on `(B, T)` inputs and targets, in `accumulate` pieces. Its measures stay on the device.
+    def update(self, batch: Batch, lr: float) -> dict[str, Tensor]:
+        """One optimizer step, in `accumulate` pieces. Its measures stay on the device.
 
         The loss is the sum over all valid targets of the step by their number, however the step is cut. `loss` is the
         plain cross entropy, also where the objective is smoothed; `aux_…` are the weighted auxiliary losses, averaged
         over the pieces.
         """
-        recipe, device = self.recipe, device_of(self.model)
-        n_valid = max(1, int((targets != IGNORED).sum()))
-        pieces = zip(*(on_device(each, device).chunk(recipe.accumulate) for each in (inputs, targets)), strict=True)
+        recipe, n_targets = self.recipe, max(1, batch.n_targets)
         measures: dict[str, Tensor] = {}
-        for x, y in pieces:
-            objective, plain = cross_entropy(forward(self.model, x, recipe.precision), y, recipe.label_smoothing)
+        for inputs, targets in pieces(batch, recipe.accumulate, device_of(self.model)):
+            logits = forward(self.model, inputs, recipe.precision)
+            objective, plain = cross_entropy(logits, targets, recipe.label_smoothing)
             auxiliary = {f"aux_{name}": loss / recipe.accumulate for name, loss in self.auxiliary_losses().items()}
-            total = sum(auxiliary.values(), objective / n_valid)
+            total = sum(auxiliary.values(), objective / n_targets)
             total.backward()
-            for name, part in {"loss": plain / n_valid, **auxiliary}.items():
+            for name, part in {"loss": plain / n_targets, **auxiliary}.items():
                 measures[name] = measures[name] + part.detach() if name in measures else part.detach()
         measures["grad_norm"] = self._step(lr)
         return measures
@@ -167,10 +166,17 @@ def on_device(tokens: np.ndarray, device: torch.device) -> Tensor:
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-def forward(model: nn.Module, inputs: Tensor, precision: str) -> Tensor:
+def pieces(batch: Batch, n: int, device: torch.device) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+    """A batch on the device, cut in `n`: each piece's inputs by name, and its targets."""
+    chunks = [on_device(array, device).chunk(n) for array in batch.arrays]
+    for *inputs, targets in zip(*chunks, strict=True):
+        yield dict(zip(batch.inputs, inputs, strict=True)), targets
+
+
+def forward(model: nn.Module, inputs: dict[str, Tensor], precision: str) -> Tensor:
     """Logits in float32; at bf16 the products on the way are of that precision, the weights stay float32."""
-    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=precision == "bf16"):
-        logits: Tensor = model(inputs)
+    with torch.autocast(device_of(model).type, torch.bfloat16, enabled=precision == "bf16"):
+        logits: Tensor = model(**inputs)
     return logits.float()
 
 
@@ -187,7 +193,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Te
 
 
 def module_metrics(model: nn.Module) -> dict[str, float]:
-    """What modules tell of themselves, by the path of the module: `layers.3.feed_forward.idle_experts`."""
+    """What modules tell of themselves, by the path of the module: `decoder.layers.3.feed_forward.idle_experts`."""
     told = ((path, metrics()) for path, metrics in offered(model, "metrics"))
     return {f"{path}.{name}".lstrip("."): float(value) for path, values in told for name, value in values.items()}
 
@@ -243,11 +249,6 @@ def schedule(recipe: TrainSettings, d_model: int) -> Callable[[int], float]:
     return rate
 
 
-def width_of(model: nn.Module) -> int:
-    """`d_model`, which is the width of the embedding."""
-    return next(module.embedding_dim for module in model.modules() if isinstance(module, nn.Embedding))
-
-
 def generator_seed(seed: int, purpose: str) -> int:
     """A seed of its own for each purpose of one trial."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{purpose}".encode()).digest()[:7], "big")
@@ -257,27 +258,29 @@ def generator_seed(seed: int, purpose: str) -> int:
 
 
 def bits_per_byte(nats_per_token: float, bytes_per_token: float | None) -> dict[str, float]:
-    """The loss in a unit that does not depend on the tokenizer; nothing where tokens are not text."""
+    """The loss in a unit that does not depend on the tokenizer; nothing where the text's bytes are not all told."""
     return {"bits_per_byte": nats_per_token / math.log(2) / bytes_per_token} if bytes_per_token else {}
 
 
 def evaluate(model: nn.Module, held_out: HeldOut, recipe: TrainSettings) -> float:
-    """Nats per token over everything held out: one sum, divided once.
+    """Nats per target over everything held out: one sum, divided once.
 
     In evaluation mode, without smoothing, and without a trace in any random number that training draws later.
     """
     device = device_of(model)
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    total, n_targets = torch.zeros((), dtype=torch.float64, device=device), 0
     sequences = max(1, recipe.batch_tokens // recipe.accumulate // recipe.length)
     was_training = model.training
     model.eval()
     with torch.inference_mode(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-        for windows in held_out.chunks(sequences):
-            inputs, targets = (on_device(each, device) for each in shifted(windows))
-            logits = forward(model, inputs, recipe.precision).flatten(0, 1)
-            total += F.cross_entropy(logits, targets.flatten(), reduction="none").double().sum()
+        for batch in held_out.batches(sequences):
+            for inputs, targets in pieces(batch, 1, device):
+                logits = forward(model, inputs, recipe.precision).flatten(0, 1)
+                each = F.cross_entropy(logits, targets.flatten(), reduction="none", ignore_index=IGNORED)
+                total += each.double().sum()
+            n_targets += batch.n_targets
     model.train(was_training)
-    return total.item() / held_out.n_tokens
+    return total.item() / n_targets
 
 
 def _evaluate(

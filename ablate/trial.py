@@ -6,18 +6,15 @@ The process belongs to the trial alone and ends with it: nothing needs to be fre
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import gc
 import json
 import math
 import os
-import signal
 import sys
 import time
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,11 +27,12 @@ from ablate.data import Corpus
 from ablate.gates import leak
 from ablate.job import Job
 from ablate.model import Transformer, build
+from ablate.objectives import Objective, objective_of
 from ablate.profiling import decode, device, kernels, memory
 from ablate.profiling.clock import clock_for
 from ablate.profiling.watch import Watch
 from ablate.settings import TrainSettings, VariantSettings, typed
-from ablate.train import Trained, bits_per_byte, on_device, train
+from ablate.train import Trained, bits_per_byte, on_device, pieces, train
 
 # The server that trials are forked from imports this module once, so that no trial waits for an import: every choice,
 # and torch._dynamo, which torch's optimizers load at their first use.
@@ -63,9 +61,6 @@ class Outcome:
 def main(job: Job, connection: Connection) -> None:
     """Do `job` in this process and tell the parent over `connection`; the outcome is the last message."""
     begin = time.perf_counter()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
-    _die_with_parent()
-    _redirect_output(Path(job.log))
     gc.freeze()  # what was imported stays; the collector need not walk it in the middle of a measurement
     torch.set_num_threads(job.threads)
     if job.device == "cpu":
@@ -106,6 +101,7 @@ class Trial:
         self.job, self.reporter, self.begin = job, reporter, begin
         self.device = torch.device(job.device)
         self.settings: VariantSettings
+        self.objective: Objective
         self.columns: dict[str, Any] = {}
         self.problems: list[str] = []
 
@@ -113,11 +109,12 @@ class Trial:
         """All phases of the job, until one ends it."""
         self.reporter.phase("setup")
         memory.reset_peak_rss()
-        self.settings = typed(self.job.settings)
+        self.settings = decode.feasible(typed(self.job.settings))
         if self.settings.train.deterministic:
             os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
             torch.use_deterministic_algorithms(True)
         corpus = self.settings.data.corpus()
+        self.objective = objective_of(self.settings.model, corpus.vocab_size)
         model = build(self.settings.model, self.job.seed).to(self.device)
         self._tell(device.facts(self.device, self.settings.train.precision))
         if "train" in self.job.phases:
@@ -134,7 +131,8 @@ class Trial:
 
     def _train(self, model: Transformer, corpus: Corpus) -> Outcome | None:
         recipe = self.settings.train
-        batches, held_out = Batches.of(corpus, recipe, self.job.seed), HeldOut.of(corpus, recipe)
+        batches = Batches.of(corpus, recipe, self.job.seed, self.objective)
+        held_out = HeldOut.of(corpus, recipe, self.objective)
         watch = Watch(recipe, self.device, self.begin, self.reporter.phase, self.reporter.points)
         trained = train(model, batches, held_out, recipe, self.job.seed, watch)
         self._tell({**training_columns(trained, batches, held_out, recipe), **watch.columns()})
@@ -154,7 +152,9 @@ class Trial:
         def prompts(batch: int, tokens: int) -> torch.Tensor:
             return self._tokens(corpus, batch, tokens)
 
-        ran = {"train": kernels.training_kernels(model, prompts(1, self.settings.train.length), precision)}
+        example = next(HeldOut.of(corpus, self.settings.train, self.objective).batches(1))
+        inputs, _ = next(pieces(example, 1, self.device))
+        ran = {"train": kernels.training_kernels(model, inputs, precision)}
         self._tell({"kernels": json.dumps(ran)})
         wrong = decode.cache_mismatch(model, settings.decode, prompts) if settings.decode else None
         if wrong:
@@ -235,7 +235,7 @@ def training_columns(trained: Trained, batches: Batches, held_out: HeldOut, reci
     return {
         "steps": trained.steps,
         "tokens": trained.steps * recipe.batch_tokens,
-        "corpus_passes": trained.steps * batches.sequences / batches.windows_per_pass,
+        "corpus_passes": batches.passes(trained.steps),
         "diverged_step": trained.diverged_step,
         "train_loss": trained.train_loss,
         "val_loss": val_loss,
@@ -294,24 +294,3 @@ class Reporter:
         """The last message."""
         self.flush()
         self.connection.send(("outcome", outcome.status, self.current, outcome.reason))
-
-
-# --- The process ------------------------------------------------------------------------------------------------------
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        import ctypes
-
-        parent_death_signal = 1
-        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
-
-
-def _redirect_output(log: Path) -> None:
-    """Everything printed goes to the log, also what libraries print past Python."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(target, 1)
-    os.dup2(target, 2)
-    sys.stdout = sys.stderr = os.fdopen(target, "w", encoding="utf-8", buffering=1)
-    faulthandler.enable(sys.stderr)

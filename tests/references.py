@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import cmath
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ablate import registry
-from ablate.choice import Choice
+from ablate import grid, registry
+from ablate.choice import Choice, Faults
+from ablate.model import ModelCache, Transformer
 from ablate.settings import ModelSettings, resolved, typed
 
 torch.set_num_threads(1)  # on tensors this small a second thread only costs
 
 TOKENS = 10
+FAMILIES = ("decoder", "encoder", "encoder_decoder")
 
 
 def tiny(**changes: Any) -> ModelSettings:
@@ -39,26 +41,91 @@ def tiny(**changes: Any) -> ModelSettings:
     return resolved(typed(tree)).model
 
 
-def pair_is_allowed(attention: str, position: str) -> bool:
-    """Whether the hooks that the scheme needs are all called by the attention."""
-    needs: frozenset[str] = registry.config_class("position", position).needs  # type: ignore[attr-defined]
-    offers: frozenset[str] = registry.config_class("attention", attention).offers  # type: ignore[attr-defined]
-    return needs <= offers
-
-
-PAIRS = [
-    {"attention": attention, "position": position}
-    for attention in registry.names("attention")
-    for position in registry.names("position")
-    if pair_is_allowed(attention, position)
-]
-VARIANTS = PAIRS + [{slot: name} for slot in ("feed_forward", "norm", "block") for name in registry.names(slot)]
 CHOICES = [(slot, name) for slot in registry.SLOTS for name in registry.names(slot)]
+SETTINGS: list[dict[str, Any]] = [
+    {"attention": {"name": "gqa", "window": 4}},
+    {"attention": {"name": "mha", "window": 3}, "position": "alibi"},
+    {"attention": {"name": "mqa", "window": 5}, "position": "transformer_xl"},
+    {
+        "attention": {"name": "mha", "chunk": 4},
+        "layers": [{"every": 2, "position": "none", "attention": {"chunk": None}}],
+    },
+    {"attention": {"name": "gqa", "qk_norm": "head", "bias": "qkv"}},
+    {"attention": {"name": "gqa", "qk_norm": "projection", "bias": True}},
+    {"attention": {"name": "mha", "qk_norm": "l2"}},
+    {"attention": {"name": "mha", "scale": "none", "softcap": 5.0}},
+    {"attention": {"name": "mha", "kernel": "math"}, "position": "t5"},
+    {"attention": {"name": "mla", "q_lora_rank": 12, "scale": 0.1, "softcap": 5.0}},
+    {"attention": {"name": "mla", "decode": "expanded"}},
+    {"position": {"name": "rope", "fraction": 0.5, "layout": "interleaved"}},
+    {"position": {"name": "learned", "offset": 2}},
+    {"norm": {"name": "layer_norm", "bias": False}},
+    {"norm": {"name": "rms_norm", "unit_offset": True}},
+    {"block": {"name": "parallel", "shared_norm": False}},
+    {"feed_forward": {"name": "moe", "n_shared_experts": 2, "score": "sigmoid", "balance": "bias"}},
+    {"feed_forward": {"name": "moe", "n_expert_groups": 4, "top_groups": 2}},
+    {"d_embed": 16},
+    {"embed_norm": True, "embed_scale": True, "n_token_types": 2},
+    {"head": {"transform": True, "softcap": 3.0, "scale": True}},
+    {"head": {"bias": "fixed"}},
+]
+"""Settings that make another function of a choice, or of the model around it."""
 
 
-def spell(variant: dict[str, str]) -> str:
+def _slots() -> Iterator[dict[str, Any]]:
+    for attention in registry.names("attention"):
+        yield from ({"attention": attention, "position": position} for position in registry.names("position"))
+    for slot in ("feed_forward", "norm", "block"):
+        yield from ({slot: name} for name in registry.names(slot))
+    yield from SETTINGS
+
+
+def reasons(variant: dict[str, Any]) -> list[str]:
+    """Why a variant is refused; nothing where it is not."""
+    try:
+        tiny(**variant)
+    except Faults as found:
+        return [fault.message for fault in found.faults]
+    return []
+
+
+ALL = [{"family": family, **slots} for family in FAMILIES for slots in _slots()]
+REFUSED = [variant for variant in ALL if reasons(variant)]
+VARIANTS = [variant for variant in ALL if variant not in REFUSED]
+
+
+def spell(variant: dict[str, Any]) -> str:
     """A variant as a test's name."""
-    return "-".join(variant.values())
+    return "-".join(grid.text(value) for value in variant.values())
+
+
+def facts(variant: dict[str, Any]) -> tuple[frozenset[str], frozenset[str]]:
+    """What the variant's attention offers, and what its position and its family need of it."""
+    settings = {
+        slot: registry.config_class(slot, variant.get(slot, usual))
+        for slot, usual in (("attention", "mha"), ("position", "rope"))
+    }
+    also = {"decoder": set(), "encoder": {"bidirectional"}, "encoder_decoder": {"bidirectional", "cross"}}
+    needs = settings["position"].needs | also[variant["family"]]  # type: ignore[attr-defined]
+    return settings["attention"].offers, frozenset(needs)  # type: ignore[attr-defined]
+
+
+def call(model: Transformer, ids: Tensor, **more: Any) -> Tensor:
+    """Logits of the ids `(B, T)`; an encoder-decoder's of them as its target, with the same as its source, reversed."""
+    both = (ids.flip(1), ids) if model.settings.family == "encoder_decoder" else (ids,)
+    logits: Tensor = model(*both, **more)
+    return logits
+
+
+def decoded(model: Transformer, ids: Tensor, pieces: tuple[int, ...]) -> tuple[Tensor, ModelCache]:
+    """The same through a cache, piece by piece."""
+    cache = model.new_cache(len(ids), ids.shape[1] + 3, ids.shape[1])
+    first, *rest = ids.split(pieces, dim=1)
+    if model.settings.family == "encoder_decoder":
+        logits = [model(ids.flip(1), first, cache=cache), *(model(None, piece, cache=cache) for piece in rest)]
+    else:
+        logits = [model(piece, cache=cache) for piece in (first, *rest)]
+    return torch.cat(logits, dim=1), cache
 
 
 def default(slot: str, name: str) -> Choice:

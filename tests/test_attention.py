@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ablate.attention import Cache, attend
 from ablate.attention._grouped import GroupedQueryAttention
+from ablate.attention._scores import Scoring
 from ablate.attention.mla import LatentAttention
 from ablate.choice import Faults
 from ablate.cost import cache_bytes, cache_bytes_per_token
@@ -122,7 +123,7 @@ def test_scores_see_the_mask_and_the_causal_order() -> None:
     q, k, v = noise(3, 1, 2, 5, 4).unbind()
     mask = torch.tensor([[True, True, False, True, True]])
     kept = [0, 1, 3, 4]
-    out = attend(q, k, v, causal=True, mask=mask)[0]
+    out = attend(q, k, v, Scoring(causal=True), mask=mask)[0]
     for head in range(2):
         expected = attention_of_one_head(q[0, head, kept], k[0, head, kept], v[0, head, kept], 0.5)
         torch.testing.assert_close(out[head, kept], expected, atol=1e-12, rtol=0)
@@ -132,7 +133,7 @@ def test_scores_see_the_mask_and_the_causal_order() -> None:
 def test_without_causality_every_query_sees_every_key(bias: Tensor | None) -> None:
     q, k, v = noise(3, 1, 2, 5, 4).unbind()
     weights = (q @ k.transpose(-1, -2) / 2).softmax(-1)
-    torch.testing.assert_close(attend(q, k, v, causal=False, bias=bias), weights @ v, atol=1e-12, rtol=0)
+    torch.testing.assert_close(attend(q, k, v, Scoring(causal=False), bias=bias), weights @ v, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["mha", "mla"])
@@ -205,8 +206,8 @@ def test_padding_values_for_a_kernel_changes_nothing() -> None:
     from ablate.attention._scores import as_defined
 
     q, k, v = (torch.randn(2, 4, 7, width, dtype=torch.float64) for width in (12, 12, 8))
-    padded = attend(q, k, v, causal=True)
+    padded = attend(q, k, v, Scoring(causal=True))
     with as_defined():
-        plain = attend(q, k, v, causal=True)
+        plain = attend(q, k, v, Scoring(causal=True))
     assert padded.shape == (2, 4, 7, 8)
     torch.testing.assert_close(padded, plain, rtol=0, atol=1e-12)

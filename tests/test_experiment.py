@@ -399,9 +399,9 @@ def test_two_variants_never_share_a_name(refused: Refused) -> None:
         ("vary: {profile.rounds: [1, 2]}", "5:8: 'profile.rounds' is the same for all variants"),
         ("vary: {train.max_seconds: [1]}", "5:8: 'train.max_seconds' is the same for all variants"),
         # layers
-        ("baseline: {layers: [{feed_forward: moe}]}", "4:21: a rule for layers needs 'every' or 'first'"),
+        ("baseline: {layers: [{feed_forward: moe}]}", "4:21: a rule for layers needs 'every', 'first' or 'at'"),
         ("baseline: {layers: [{every: 2, ffn: moe}]}", "4:32: unknown setting 'ffn'"),
-        ("baseline: {layers: [{every: 2, position: rope}]}", "4:32: unknown setting 'position'"),
+        ("baseline: {layers: [{every: 2, position: learned}]}", "4:12: position learned adds to the embeddings"),
         ("baseline: {layers: [{every: 2, block: postnorm}]}", "4:32: unknown block 'postnorm'"),
         ("baseline: {layers: [{every: 0, block: post_norm}]}", "4:22: 'every': must be at least"),
         ("baseline: {layers: {every: 2}}", "4:12: 'layers': a list is needed"),
@@ -509,7 +509,7 @@ def test_changes_tell_what_a_variant_sets_to_nothing(expand: Expand) -> None:
 )
 def test_of_the_rules_for_layers_the_last_wins(layers: str, kinds: str, expand: Expand) -> None:
     model = expand(f"variants: {{x: {{n_layers: 4, layers: {layers}}}}}").variants[1].settings.model
-    found = [model.layer(i).feed_forward.name for i in range(4)]
+    found = [model.stacks[-1].layer(i).feed_forward.name for i in range(4)]
     assert found == [{"d": "swiglu", "m": "moe"}[kind] for kind in kinds]
 
 
@@ -539,7 +539,7 @@ def test_merges_in_the_file_are_told_where_they_stand(refused: Refused, expand: 
             lambda v: (v.model.dropout.attention, v.model.dropout.residual),
             (0.5, 0.1),
         ),
-        (["layers=[{every: 1, norm: layer_norm}]"], lambda v: v.model.layer(0).norm.name, "layer_norm"),
+        (["layers=[{every: 1, norm: layer_norm}]"], lambda v: v.model.stacks[-1].layer(0).norm.name, "layer_norm"),
         (["train.optimizer=sgd", "train.optimizer.momentum=0.5"], lambda v: v.train.optimizer.momentum, 0.5),
         (["data.period=8"], lambda v: v.model.vocab_size, 8),
         (["data=text", "data.path=tiny.yaml"], lambda v: v.data.settings()["path"], "tiny.yaml"),

@@ -139,15 +139,17 @@ class Counting:
 
     def __init__(self) -> None:
         self.now, self.fed = 0.0, []
+        self.settings = variant().model
 
-    def new_cache(self, batch: int, tokens: int) -> Cache:
+    def new_cache(self, batch: int, tokens: int, source_tokens: int) -> Cache:
+        assert source_tokens == 0
         return Cache((batch, 1, tokens, 2), dtype=torch.float32, device=CPU)
 
-    def __call__(self, tokens: torch.Tensor, cache: Cache) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, cache: Cache) -> torch.Tensor:
         self.now += 10 if cache.length == 0 else 1
-        self.fed.append(tokens[0].tolist())
-        cache.append(torch.zeros(*tokens.shape, 2)[:, None])
-        return nn.functional.one_hot(tokens + 1, 100).float()
+        self.fed.append(input_ids[0].tolist())
+        cache.append(torch.zeros(*input_ids.shape, 2)[:, None])
+        return nn.functional.one_hot(input_ids + 1, 100).float()
 
     def clock(self) -> clock.Clock:
         return clock.Clock(lambda: self.now, lambda a, b: b - a)
@@ -241,8 +243,9 @@ def test_a_broken_promise_is_told_with_both_figures(monkeypatch: pytest.MonkeyPa
 def test_a_position_that_starts_anew_at_each_token_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = variant(decode={"context": [8], "new_tokens": 4})
     model = build(settings.model)
-    rotate = type(model.positions["8"]).rotate
-    monkeypatch.setattr(type(model.positions["8"]), "rotate", lambda self, x, start: rotate(self, x, 0))
+    scheme = type(model.decoder.positions[0])
+    rotate = scheme.rotate
+    monkeypatch.setattr(scheme, "rotate", lambda self, x, start: rotate(self, x, 0))
     wrong = decode.cache_mismatch(model, settings.profile.decode, prompts)
     assert wrong is not None
     assert "standard deviations" in wrong
@@ -251,7 +254,7 @@ def test_a_position_that_starts_anew_at_each_token_is_found(monkeypatch: pytest.
 @pytest.mark.parametrize(("exact", "mismatch"), [(1e-9, False), (0.5, True), (float("nan"), True)])
 def test_a_difference_counts_if_float64_shows_it(monkeypatch: pytest.MonkeyPatch, exact: float, mismatch: bool) -> None:
     def difference(model: Transformer, *_: Any) -> float:
-        return exact if model.embedding.weight.dtype == torch.float64 else 0.3
+        return exact if model.head.output.weight.dtype == torch.float64 else 0.3
 
     monkeypatch.setattr(decode, "cache_difference", difference)
     settings = variant(decode={"context": [8], "new_tokens": 4})
@@ -263,9 +266,9 @@ def test_the_check_is_without_dropout_and_a_copy_stays_tied() -> None:
     model = build(settings.model).train()
     assert decode.cache_difference(model, prompts(2, 12), 8) < decode.TOLERANCE
     copy = decode.copy_as(model, torch.bfloat16)
-    assert copy.head.weight is copy.embedding.weight
-    assert copy.head.weight.dtype == torch.bfloat16
-    assert model.head.weight.dtype == torch.float32
+    assert copy.head.output.weight is copy.embedding.tokens.weight
+    assert copy.head.output.weight.dtype == torch.bfloat16
+    assert model.head.output.weight.dtype == torch.float32
 
 
 # --- Memory -----------------------------------------------------------------------------------------------------------
@@ -399,19 +402,21 @@ def test_a_gpu_without_an_entry_has_no_peak(monkeypatch: pytest.MonkeyPatch, nam
 def test_kernels_are_those_that_ran() -> None:
     model = build(variant({"feed_forward": "moe", "dropout": 0.1}).model)
     state = torch.get_rng_state()
-    ran = kernels.training_kernels(model, prompts(1, 16), "fp32")
+    ran = kernels.training_kernels(model, {"input_ids": prompts(1, 16)}, "fp32")
     assert torch.equal(torch.get_rng_state(), state)
     assert all(p.grad is None for p in model.parameters())
     assert "mm" in ran
     plain = build(variant().model)
     flash = "_scaled_dot_product_flash_attention_for_cpu"
-    assert {flash, f"{flash}_backward"} <= set(kernels.training_kernels(plain, prompts(1, 16), "fp32"))
+    assert {flash, f"{flash}_backward"} <= set(kernels.training_kernels(plain, {"input_ids": prompts(1, 16)}, "fp32"))
     assert flash in kernels.decoding_kernels(plain, prompts(1, 16))
 
 
 def test_dropout_on_attention_is_seen_to_take_another_path() -> None:
     model = build(variant({"dropout": {"attention": 0.1}}).model)
-    assert "_scaled_dot_product_flash_attention_for_cpu" not in kernels.training_kernels(model, prompts(1, 16), "fp32")
+    assert "_scaled_dot_product_flash_attention_for_cpu" not in kernels.training_kernels(
+        model, {"input_ids": prompts(1, 16)}, "fp32"
+    )
 
 
 # --- FLOPs ------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ OWN_ATTENTION = '''"""Attention whose values are its keys: half the KV cache."""
 
 from torch import nn
 
-from ablate.attention import AttentionChoice, Cache, attend
+from ablate.attention import AttentionChoice, Cache, Scoring, attend
 
 
 class SharedKeyValue(nn.Module):
@@ -36,7 +36,7 @@ class SharedKeyValue(nn.Module):
         if cache is not None:
             (kv,) = cache.append(kv)
         q, k = position.rotate(q, start), position.rotate(kv, 0)
-        y = attend(q, k, kv, causal=True, mask=mask, bias=position.bias(q, start, kv.shape[-2]))
+        y = attend(q, k, kv, Scoring(causal=True), mask=mask, bias=position.bias(q, k, start, 0))
         return self.out(y.transpose(1, 2).flatten(2))
 
     def new_cache(self, batch, tokens, dtype, device):
@@ -127,7 +127,10 @@ def test_a_users_own_file_is_found_by_path_and_by_dotted_name(here: Path, name: 
 @torch.no_grad()
 def test_a_users_own_attention_works_from_settings_to_cached_decoding(here: Path) -> None:
     (here / "shared_kv.py").write_text(OWN_ATTENTION, encoding="utf-8")
+    offered = registry.config_class("attention", "./shared_kv.py").offers  # type: ignore[attr-defined]
     for position in registry.names("position"):
+        if not registry.config_class("position", position).needs <= offered:  # type: ignore[attr-defined]
+            continue
         settings = tiny(attention="./shared_kv.py", position=position)
         model = build(settings).eval()
         cache, ids = model.new_cache(2, 8), torch.arange(16).view(2, 8)

@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from ablate.batches import Batches, HeldOut, check_corpus, corpus_passes, shifted
+from ablate.batches import Batches, HeldOut, check_corpus
 from ablate.choice import SettingsError
 from ablate.data import Corpus
 from ablate.model import Transformer, build
+from ablate.objectives import IGNORED, Batch, NextToken, objective_of
+from ablate.profiling.decode import Writer
 from ablate.settings import OptimizerSettings, TrainSettings, VariantSettings, resolved, typed
 from ablate.train import (
     Learner,
@@ -44,6 +46,12 @@ MODEL = {
 TRAIN = {"steps": 12, "batch_tokens": 128, "lr": 3e-3, "eval_every": 6}
 DATA = {"name": "random_tokens", "vocab_size": 16, "train_tokens": 4000, "validation_tokens": 2000}
 CYCLE = {"name": "cycle", "period": 16, "train_tokens": 5000, "validation_tokens": 500}
+DATA_TOKENS = {"random_tokens": 16, "cycle": 16, "text": 256}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "decoder": {},
+    "encoder": {"family": "encoder", "vocab_size": 17},
+    "encoder_decoder": {"family": "encoder_decoder", "vocab_size": 17},
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -76,14 +84,26 @@ class Notes:
 
 def variant(model: dict[str, Any] | None = None, data: dict[str, Any] = DATA, **recipe: Any) -> VariantSettings:
     tree = {"model": MODEL | (model or {}), "train": TRAIN | recipe, "data": data, "profile": {}}
-    return resolved(typed(tree))
+    return resolved(typed(tree), DATA_TOKENS[data["name"]])
 
 
 def run(settings: VariantSettings, seed: int = 0) -> tuple[Transformer, Trained, Notes]:
-    corpus, notes = settings.data.corpus(), Notes()
-    model = build(settings.model, seed)
-    batches, held_out = Batches.of(corpus, settings.train, seed), HeldOut.of(corpus, settings.train)
-    return model, train(model, batches, held_out, settings.train, seed, notes), notes
+    model, notes = build(settings.model, seed), Notes()
+    return model, train(model, batches_of(settings, seed), held_out_of(settings), settings.train, seed, notes), notes
+
+
+def batches_of(settings: VariantSettings, seed: int = 0) -> Batches:
+    corpus = settings.data.corpus()
+    return Batches.of(corpus, settings.train, seed, objective_of(settings.model, corpus.vocab_size))
+
+
+def held_out_of(settings: VariantSettings) -> HeldOut:
+    corpus = settings.data.corpus()
+    return HeldOut.of(corpus, settings.train, objective_of(settings.model, corpus.vocab_size))
+
+
+def batch_of(inputs: np.ndarray, targets: np.ndarray) -> Batch:
+    return Batch({"input_ids": inputs}, targets)
 
 
 def corpus_of(train_tokens: int, validation_tokens: int = 100) -> Corpus:
@@ -91,25 +111,23 @@ def corpus_of(train_tokens: int, validation_tokens: int = 100) -> Corpus:
     return Corpus(np.arange(train_tokens), np.arange(validation_tokens), train_tokens, "", None, "")
 
 
+def windows_of(tokens: int, sequences: int, seed: int = 0) -> Batches:
+    return Batches(np.arange(tokens), 10, sequences, seed, NextToken())
+
+
 # --- What a step sees -------------------------------------------------------------------------------------------------
 
 
 def test_one_pass_predicts_no_token_twice_and_nearly_all() -> None:
-    batches = Batches(np.arange(1003), seq_len=10, sequences=3, seed=0)
-    targets = [shifted(batches.windows(step))[1] for step in range(1, batches.windows_per_pass // 3 + 1)]
+    batches = windows_of(1003, sequences=3)
+    targets = [batches.batch(step).targets for step in range(1, batches.windows_per_pass // 3 + 1)]
     seen = np.concatenate(targets).ravel()
     assert len(seen) == len(set(seen))
     assert len(seen) == 990
 
 
-def test_the_shift_is_by_one() -> None:
-    inputs, targets = shifted(Batches(np.arange(1003), 10, 3, 0).windows(1))
-    assert inputs.shape == targets.shape == (3, 10)
-    assert (targets == inputs + 1).all()
-
-
 def test_passes_differ_in_order_and_offset() -> None:
-    batches = Batches(np.arange(1000), 10, 99, 0)
+    batches = windows_of(1000, sequences=99)
     offsets = {int(batches.windows(step)[0, 0]) % 10 for step in range(1, 20)}
     orders = {tuple(batches.windows(step)[:, 0] // 10) for step in range(1, 4)}
     assert len(offsets) > 5
@@ -117,17 +135,17 @@ def test_passes_differ_in_order_and_offset() -> None:
 
 
 def test_a_step_is_a_function_of_seed_and_step() -> None:
-    one, other = (Batches(np.arange(1000), 10, 4, 7) for _ in range(2))
+    one, other = (windows_of(1000, 4, seed=7) for _ in range(2))
     for step in range(1, 60):
         one.windows(step)
     assert (one.windows(31) == other.windows(31)).all()
-    assert (one.windows(31) != Batches(np.arange(1000), 10, 4, 8).windows(31)).any()
+    assert (one.windows(31) != windows_of(1000, 4, seed=8).windows(31)).any()
 
 
 @pytest.mark.parametrize("extra", [0, 1, 9, 10, 11])
 def test_the_smallest_corpus_works_and_a_smaller_one_is_refused(extra: int) -> None:
     recipe = variant(batch_tokens=160).train
-    batches = Batches.of(corpus_of(161 + extra), recipe, 0)
+    batches = Batches.of(corpus_of(161 + extra), recipe, 0, NextToken())
     assert all(batches.windows(step).max() < 161 + extra for step in range(1, 30))
     with pytest.raises(SettingsError, match="corpus has 160 tokens, one step needs 161"):
         check_corpus(corpus_of(160), recipe)
@@ -136,16 +154,16 @@ def test_the_smallest_corpus_works_and_a_smaller_one_is_refused(extra: int) -> N
 
 
 def test_corpus_passes() -> None:
-    recipe = variant(batch_tokens=160, steps=20).train
-    assert corpus_passes(corpus_of(16 * 101), recipe) == pytest.approx(2.0)
+    recipe = variant(batch_tokens=160).train
+    assert Batches.of(corpus_of(16 * 101), recipe, 0, NextToken()).passes(20) == pytest.approx(2.0)
 
 
 def test_held_out_windows_are_whole_and_spread() -> None:
     recipe = variant(eval_tokens=40).train
-    held_out = HeldOut.of(corpus_of(500, 16 * 10 + 5), recipe)
+    held_out = HeldOut.of(corpus_of(500, 16 * 10 + 5), recipe, NextToken())
     assert list(held_out.starts) == [0, 80]
-    assert held_out.n_tokens == 32
-    every = HeldOut.of(corpus_of(500, 16 * 10 + 5), variant(eval_tokens=None).train)
+    assert sum(batch.n_targets for batch in held_out.batches(1)) == 32
+    every = HeldOut.of(corpus_of(500, 16 * 10 + 5), variant(eval_tokens=None).train, NextToken())
     assert list(every.starts) == list(range(0, 160, 16))
 
 
@@ -155,6 +173,15 @@ def test_batch_order_is_that_of_the_seed_whatever_the_architecture() -> None:
     assert run(moe)[1].batch_order_hash == dense
     assert run(variant(steps=3), seed=1)[1].batch_order_hash != dense
     assert run(variant(steps=4))[1].batch_order_hash != dense
+
+
+@pytest.mark.parametrize("family", ["encoder", "encoder_decoder"])
+def test_the_hash_covers_what_a_family_is_shown_of_the_same_text(family: str) -> None:
+    one = run(variant(FAMILIES[family], steps=2))[1].batch_order_hash
+    other = FAMILIES[family] | {"attention": "mqa", "dropout": 0.1, "n_layers": 1}
+    assert run(variant(other, steps=2, accumulate=2))[1].batch_order_hash == one
+    assert run(variant(FAMILIES[family] | {"vocab_size": 18}, steps=2))[1].batch_order_hash != one
+    assert run(variant(steps=2))[1].batch_order_hash != one
 
 
 # --- The learning rate ------------------------------------------------------------------------------------------------
@@ -192,24 +219,28 @@ def test_the_logged_rate_is_the_one_used() -> None:
     settings = variant(steps=4, warmup_steps=3, optimizer=sgd, grad_clip=None, lr=0.1)
     model = build(settings.model)
     learner, rate = Learner.of(model, settings.train), schedule(settings.train, 32)
-    batches = Batches.of(settings.data.corpus(), settings.train, 0)
+    batches = batches_of(settings)
     for step in range(1, 5):
-        before = model.head.weight.detach().clone()
+        before = model.head.output.weight.detach().clone()
         gradient: list[torch.Tensor] = []
-        handle = model.head.weight.register_post_accumulate_grad_hook(lambda p, g=gradient: g.append(p.grad.clone()))
-        learner.update(*shifted(batches.windows(step)), rate(step))
+        handle = model.head.output.weight.register_post_accumulate_grad_hook(
+            lambda p, g=gradient: g.append(p.grad.clone())
+        )
+        learner.update(batches.batch(step), rate(step))
         handle.remove()
-        torch.testing.assert_close(before - rate(step) * gradient[0], model.head.weight.detach())
+        torch.testing.assert_close(before - rate(step) * gradient[0], model.head.output.weight.detach())
     assert run(settings)[2].values("train", "lr") == [rate(step) for step in range(1, 5)]
 
 
 # --- One step ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("accumulate", [2, 4, 8])
-def test_how_a_step_is_cut_does_not_matter(accumulate: int) -> None:
-    whole = run(variant(steps=8))[2].values("train", "loss")
-    cut = run(variant(steps=8, accumulate=accumulate))[2].values("train", "loss")
+@pytest.mark.parametrize(
+    ("family", "accumulate"), [("decoder", 2), ("decoder", 8), ("encoder", 4), ("encoder_decoder", 4)]
+)
+def test_how_a_step_is_cut_does_not_matter(family: str, accumulate: int) -> None:
+    whole = run(variant(FAMILIES[family], steps=8))[2].values("train", "loss")
+    cut = run(variant(FAMILIES[family], steps=8, accumulate=accumulate))[2].values("train", "loss")
     assert cut == pytest.approx(whole, abs=2e-6)
 
 
@@ -222,8 +253,8 @@ def test_targets_that_do_not_count_are_weighed_over_the_whole_step() -> None:
         settings = variant(accumulate=accumulate, batch_tokens=64, grad_clip=None)
         model = build(settings.model)
         caught: list[torch.Tensor] = []
-        model.head.weight.register_post_accumulate_grad_hook(lambda p, c=caught: c.append(p.grad.clone()))
-        losses.append(Learner.of(model, settings.train).update(inputs, targets, 1e-3)["loss"].item())
+        model.head.output.weight.register_post_accumulate_grad_hook(lambda p, c=caught: c.append(p.grad.clone()))
+        losses.append(Learner.of(model, settings.train).update(batch_of(inputs, targets), 1e-3)["loss"].item())
         gradients.append(caught[-1])
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
     torch.testing.assert_close(gradients[0], gradients[1])
@@ -236,7 +267,7 @@ def test_a_step_without_a_valid_target_does_no_harm() -> None:
     settings = variant(batch_tokens=64)
     model = build(settings.model)
     inputs, targets = np.zeros((4, 16), dtype=np.int64), np.full((4, 16), -100)
-    measures = Learner.of(model, settings.train).update(inputs, targets, 1e-3)
+    measures = Learner.of(model, settings.train).update(batch_of(inputs, targets), 1e-3)
     assert measures["loss"].item() == 0
     assert all(p.isfinite().all() for p in model.parameters())
 
@@ -250,8 +281,8 @@ class Weighty(nn.Module):
         self.weight = nn.Parameter(torch.tensor([[2.0]]))
         self.steps = 0
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.embedding(tokens)
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.embedding(input_ids)
         return out
 
     def losses(self) -> dict[str, torch.Tensor]:
@@ -267,7 +298,7 @@ def test_auxiliary_losses_weigh_the_same_however_a_step_is_cut(accumulate: int) 
     settings = variant(accumulate=accumulate, batch_tokens=64, grad_clip=None, optimizer=sgd)
     model = Weighty()
     tokens = np.zeros((4, 16), dtype=np.int64)
-    measures = Learner.of(model, settings.train).update(tokens, tokens, lr=0.1)
+    measures = Learner.of(model, settings.train).update(batch_of(tokens, tokens), lr=0.1)
     assert model.weight.item() == pytest.approx(2.0 - 0.1 * 3)
     assert measures["aux_pull"].item() == pytest.approx(6.0)
     assert model.steps == 1
@@ -277,7 +308,7 @@ def test_the_auxiliary_loss_is_not_in_the_logged_loss_and_reaches_the_router() -
     def first(weight: float) -> tuple[float, float, torch.Tensor]:
         moe = {"feed_forward": {"name": "moe", "n_experts": 4, "balance_loss": weight}}
         model, _, notes = run(variant(moe, steps=1, grad_clip=None))
-        router = model.layers[0].feed_forward.router.weight.detach()
+        router = model.decoder.layers[0].feed_forward.router.weight.detach()
         return notes.values("train", "loss")[0], notes.values("train", "aux_balance")[0], router
 
     light, heavy = first(0.01), first(1.0)
@@ -315,7 +346,7 @@ def test_matrices_are_decayed_once_and_norms_never() -> None:
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()
-    assert model.head.weight is model.embedding.weight
+    assert model.head.output.weight is model.embedding.tokens.weight
     for name, p in model.named_parameters():
         kept = 0.95 if p.dim() >= 2 else 1.0
         torch.testing.assert_close(p.detach(), kept * before[name])
@@ -373,6 +404,47 @@ def test_two_runs_are_equal_to_the_bit(model: dict[str, Any]) -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("family", ["encoder", "encoder_decoder"])
+def test_no_family_is_shown_what_it_is_to_tell(family: str) -> None:
+    """Where an encoder sees no mask, it sees what it is to tell in 0.1 + 0.1 / 16 of 0.2 cases, which is fair."""
+    p = (0.1 + 0.1 / 16) / 0.2
+    unmasked = -p * math.log(p) - (1 - p) * math.log((1 - p) / 15)
+    honest = 0.8 * math.log(16) + 0.2 * unmasked if family == "encoder" else math.log(16)
+    data = DATA | {"train_tokens": 30_000, "validation_tokens": 20_000}
+    recipe = {"steps": 60, "batch_tokens": 512, "lr": 1e-2, "eval_every": 60, "eval_tokens": None}
+    _, trained, _ = run(variant(FAMILIES[family] | {"n_layers": 1}, data=data, **recipe))
+    assert honest - 0.01 < trained.val_losses[-1] < math.log(17)
+
+
+@pytest.mark.parametrize(("family", "reached"), [("encoder", 2.0), ("encoder_decoder", 0.5)])
+def test_every_family_learns_a_cycle_and_repeats_itself(family: str, reached: float) -> None:
+    # Of another length than the windows, which else would all look the same.
+    data = CYCLE | {"period": 13}
+    settings = variant(
+        FAMILIES[family] | {"n_layers": 1}, data=data, steps=90, batch_tokens=256, lr=1e-2, eval_every=45
+    )
+    one, other = run(settings), run(settings)
+    assert one[1].val_losses[-1] < reached < 2.4 < one[2].values("train", "loss")[0]
+    assert one[2].points == other[2].points
+    if family == "encoder_decoder":
+        writer = Writer(one[0].eval(), torch.arange(5, 13)[None], new_tokens=7)
+        written = [writer.read().argmax(-1)]
+        for _ in range(7):
+            written.append(writer.write(written[-1]).argmax(-1))
+        assert torch.cat(written, dim=1)[0].tolist() == list(range(8)), "labels shifted twice would give every second"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_learns_text(family: str) -> None:
+    model = FAMILIES[family] | {"vocab_size": None, "max_seq_len": 32}
+    settings = variant(
+        model, data={"name": "text"}, steps=30, batch_tokens=512, lr=1e-2, eval_tokens=2048, eval_every=15
+    )
+    _, trained, notes = run(settings)
+    assert trained.val_losses[-1] < 4.0 < 5.0 < notes.values("train", "loss")[0]
+    assert (("val", "bits_per_byte") in notes.points) == (family == "decoder"), "the others do not tell every byte"
+
+
 def test_dropout_is_drawn_from_the_seed_of_the_trial() -> None:
     torch.manual_seed(99)
     first = run(variant({"dropout": 0.2}, steps=3))[2].values("train", "loss")
@@ -402,32 +474,35 @@ def test_the_last_step_is_evaluated_once() -> None:
 # --- Evaluation -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("batch_tokens", [48, 112, 1024])
-def test_the_loss_does_not_depend_on_the_evaluation_batch(batch_tokens: int) -> None:
-    settings = variant(batch_tokens=1600, eval_tokens=None)
-    model, corpus = build(settings.model), settings.data.corpus()
-    held_out = HeldOut.of(corpus, settings.train)
+def test_the_loss_does_not_depend_on_the_evaluation_batch(family: str, batch_tokens: int) -> None:
+    settings = variant(FAMILIES[family], batch_tokens=1600, eval_tokens=None)
+    model, held_out = build(settings.model), held_out_of(settings)
     assert len(held_out.starts) * 16 % batch_tokens  # a last batch that is smaller than the others
     expected = evaluate(model, held_out, settings.train)
     other = variant(batch_tokens=batch_tokens, eval_tokens=None).train
     assert evaluate(model, held_out, other) == pytest.approx(expected, abs=1e-6)
+    assert evaluate(model, held_out, settings.train) == expected
 
 
-def test_the_loss_is_a_sum_divided_once() -> None:
-    settings = variant(eval_tokens=None)
-    model, corpus = build(settings.model), settings.data.corpus()
-    held_out = HeldOut.of(corpus, settings.train)
-    inputs, targets = (torch.from_numpy(each) for each in shifted(next(held_out.chunks(10**6))))
+@pytest.mark.parametrize(("family", "told"), [("decoder", 1), ("encoder", 2 / 16), ("encoder_decoder", 1 / 2)])
+def test_the_loss_is_a_sum_divided_once(family: str, told: float) -> None:
+    settings = variant(FAMILIES[family], eval_tokens=None)
+    model, held_out = build(settings.model).eval(), held_out_of(settings)
+    *inputs, targets = (torch.from_numpy(each) for each in next(held_out.batches(10**6)).arrays)
     with torch.no_grad():
-        each = nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="none")
-    expected = each.double().sum().item() / held_out.n_tokens
-    assert evaluate(model, held_out, settings.train) == pytest.approx(expected, abs=1e-7)
+        likely = model(*inputs).log_softmax(-1)
+    valid = targets != IGNORED
+    expected = -likely[valid].gather(-1, targets[valid][:, None]).double().sum().item() / valid.sum().item()
+    assert valid.sum() == len(held_out.starts) * 16 * told
+    assert evaluate(model, held_out, settings.train) == pytest.approx(expected, abs=1e-6)
 
 
 def test_evaluation_is_without_dropout_and_restores_the_mode() -> None:
     settings = variant({"dropout": 0.5})
     model = build(settings.model).train()
-    held_out = HeldOut.of(settings.data.corpus(), settings.train)
+    held_out = held_out_of(settings)
     first = evaluate(model, held_out, settings.train)
     assert evaluate(model, held_out, settings.train) == first
     assert evaluate(build(variant().model), held_out, settings.train) == first
@@ -479,15 +554,15 @@ def test_a_validation_loss_that_is_not_finite_is_divergence(monkeypatch: pytest.
 def test_experts_without_a_token_train_on() -> None:
     moe = {"feed_forward": {"name": "moe", "n_experts": 32, "top_k": 1}}
     model, trained, notes = run(variant(moe, batch_tokens=16, steps=6))
-    assert trained.module_metrics["layers.1.feed_forward.idle_experts"] >= 16
-    assert notes.points["model", "layers.1.feed_forward.idle_experts"][-1][0] == 6
+    assert trained.module_metrics["decoder.layers.1.feed_forward.idle_experts"] >= 16
+    assert notes.points["model", "decoder.layers.1.feed_forward.idle_experts"][-1][0] == 6
     assert all(math.isfinite(loss) for loss in notes.values("train", "loss"))
     assert all(p.isfinite().all() for p in model.parameters())
 
 
 def test_padding_changes_no_statistic_of_a_router() -> None:
     settings = variant({"feed_forward": {"name": "moe", "n_experts": 4, "z_loss": 0.1}}).model
-    moe = build(settings).layers[0].feed_forward.train()
+    moe = build(settings).decoder.layers[0].feed_forward.train()
     x = torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(0))
     mask = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
 

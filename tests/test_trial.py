@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from ablate import cost, results, trial
+from ablate import child, cost, results, trial
 from ablate.data.random_tokens import Config as RandomTokens
 from ablate.job import Job
 from ablate.machine import Resources
@@ -140,7 +140,7 @@ def test_columns_are_those_of_the_record(done: Parent) -> None:
     kernels = json.loads(done.columns["kernels"])
     assert "_scaled_dot_product_flash_attention_for_cpu" in kernels["train"]
     assert "_scaled_dot_product_flash_attention_for_cpu" in kernels["decode"]
-    assert json.loads(done.columns["module_metrics"])["layers.0.feed_forward.dropped_fraction"] == 0
+    assert json.loads(done.columns["module_metrics"])["decoder.layers.0.feed_forward.dropped_fraction"] == 0
 
 
 def test_curves_have_every_step(done: Parent) -> None:
@@ -152,7 +152,7 @@ def test_curves_have_every_step(done: Parent) -> None:
     held_out = [p for p in points if p["split"] == "val"]
     assert [(p["step"], p["metric"]) for p in held_out] == [(4, "loss"), (8, "loss")]
     assert held_out[-1]["value"] == done.columns["val_loss"]
-    assert {"layers.0.feed_forward.idle_experts"} <= {p["metric"] for p in points if p["split"] == "model"}
+    assert {"decoder.layers.0.feed_forward.idle_experts"} <= {p["metric"] for p in points if p["split"] == "model"}
     assert {p["metric"] for p in points if p["split"] == "train"} >= {"loss", "lr", "grad_norm", "aux_balance"}
 
 
@@ -338,7 +338,7 @@ def _short_of_memory(job: Job, connection: Connection) -> None:
     assert used is not None
     room = used + 2**29
     resource.setrlimit(resource.RLIMIT_DATA, (room, room))
-    trial.main(job, connection)
+    child.perform(job, connection)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's data")
@@ -378,14 +378,13 @@ def test_preloading_loads_all_and_starts_no_threads() -> None:
 
 def test_the_server_of_children_is_warm_before_the_first_trial_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the first trial, which is always the baseline's, would pay for the imports of all."""
-    from ablate import child
-
     order: list[str] = []
     monkeypatch.setattr(child, "warm_up", lambda _: order.append("warm"))
+    monkeypatch.setattr(Run, "_through_gates", lambda self, queue, _: order.append("gates") or queue)
     monkeypatch.setattr(Run, "_begin", lambda self, task: order.append("begin"))
     run = Run.__new__(Run)
     run.running, run.resources, run.fail_fast = {}, Resources("cpu", 1, 1), False
     run.store = type("Nowhere", (), {"folder": Path("nowhere")})()
     monkeypatch.setattr(Run, "_wait", lambda self: False)
     run.carry_out([object()])
-    assert order == ["warm", "begin"]
+    assert order == ["warm", "gates", "begin"]

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from ablate.attention import AttentionChoice, even_head_dim, visible_keys
-from ablate.attention._scores import attend
+from ablate.attention._scores import Scoring, attend
 from ablate.cache import Cache
-from ablate.choice import Shape, Size
+from ablate.choice import Real, SettingsError, Shape, Size
 from ablate.linear import PackedLinear
 from ablate.position import Position
+
+Kernel = Literal["sdpa", "math", "flex"]
+QKNorm = Literal["none", "head", "projection", "l2"]
 
 
 class GroupedQueryAttention(nn.Module):
     """Attention of `n_heads` query heads over `n_kv_heads` key/value heads, `(B, T, D)` to `(B, T, D)`.
 
     Query head h uses key/value head h // (n_heads // n_kv_heads): heads are repeated (0, 0, 1, 1), never tiled.
-    With n_kv_heads = n_heads this is multi-head attention, with 1 multi-query attention.
+    With n_kv_heads = n_heads this is multi-head attention, with 1 multi-query attention. The projections are those of
+    one matrix; a `cross` module has one for queries and one for the keys and values of the other sequence.
     """
 
     def __init__(
@@ -29,15 +33,34 @@ class GroupedQueryAttention(nn.Module):
         n_heads: int,
         n_kv_heads: int,
         head_dim: int,
-        bias: bool = False,
+        bias: bool | Literal["qkv"] = False,
         dropout: float = 0.0,
         causal: bool = True,
+        *,
+        cross: bool = False,
+        qk_norm: QKNorm = "none",
+        qk_norm_eps: float = 1e-6,
+        scale: float | None = None,
+        softcap: float | None = None,
+        window: int | None = None,
+        chunk: int | None = None,
+        kernel: Kernel = "sdpa",
     ) -> None:
         super().__init__()
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
-        self.dropout, self.causal = dropout, causal
-        self.qkv = PackedLinear(d_model, tuple(h * head_dim for h in (n_heads, n_kv_heads, n_kv_heads)), bias)
-        self.out = nn.Linear(n_heads * head_dim, d_model, bias=bias)
+        self.dropout, self.cross = dropout, cross
+        self.scoring = Scoring(causal, window, chunk, scale, softcap, kernel)
+        widths = tuple(heads * head_dim for heads in (n_heads, n_kv_heads, n_kv_heads))
+        if cross:
+            self.q = nn.Linear(d_model, widths[0], bias=bool(bias))
+            self.kv = PackedLinear(d_model, widths[1:], bool(bias))
+        else:
+            self.qkv = PackedLinear(d_model, widths, bool(bias))
+        self.out = nn.Linear(n_heads * head_dim, d_model, bias=bias is True)
+        self.qk_norm, self.eps = qk_norm, qk_norm_eps
+        if qk_norm in ("head", "projection"):
+            q_width, k_width = widths[:2] if qk_norm == "projection" else (head_dim, head_dim)
+            self.q_norm, self.k_norm = (nn.RMSNorm(width, eps=qk_norm_eps) for width in (q_width, k_width))
 
     def forward(
         self,
@@ -46,38 +69,106 @@ class GroupedQueryAttention(nn.Module):
         start: int,
         mask: Tensor | None = None,
         cache: Cache | None = None,
+        memory: Tensor | None = None,
     ) -> Tensor:
         """Mix the tokens of `x`; see `ablate.attention` for the arguments."""
-        batch, tokens, _ = x.shape
-        q, k, v = (part.view(batch, tokens, -1, self.head_dim).transpose(1, 2) for part in self.qkv.split(x))
-        q, k = position.rotate(q, start), position.rotate(k, start)
-        if cache is not None:
-            k, v = cache.append(k, v)
-        bias = position.bias(q, start, k.shape[-2])
+        if self.cross:
+            q, k, v = self._crossed(x, position, start, cache, memory)
+        else:
+            q, k, v = (self._heads(part, norm) for part, norm in zip(self.qkv.split(x), ("q", "k", ""), strict=True))
+            q, k = self._unit(position.rotate(q, start)), self._unit(position.rotate(k, start))
+            if cache is not None:
+                k, v = cache.append(k, v)
+        first = 0 if self.cross else start + x.shape[1] - k.shape[-2]
+        bias = position.bias(q, k, start, first)
+        if mask is not None:
+            mask = mask[:, first : first + k.shape[-2]]
         dropout = self.dropout if self.training else 0.0
-        y = attend(q, k, v, causal=self.causal, bias=bias, mask=mask, dropout=dropout)
-        out: Tensor = self.out(y.transpose(1, 2).reshape(batch, tokens, -1))
+        y = attend(q, k, v, self.scoring, start=start, first=first, bias=bias, mask=mask, dropout=dropout)
+        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
         return out
 
+    def _crossed(
+        self, x: Tensor, position: Position, start: int, cache: Cache | None, memory: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of `x`, keys and values of the memory, or what the cache holds of them."""
+        q = self._unit(position.rotate(self._heads(self.q(x), "q"), start))
+        if cache is not None and cache.length:
+            k, v = cache.views()
+            return q, k, v
+        assert memory is not None, "the other sequence is needed until it is in the cache"
+        k, v = (self._heads(part, norm) for part, norm in zip(self.kv.split(memory), ("k", ""), strict=True))
+        k = self._unit(position.rotate(k, 0))
+        if cache is not None:
+            k, v = cache.append(k, v)
+        return q, k, v
+
+    def _heads(self, part: Tensor, norm: str) -> Tensor:
+        """`(B, T, H·d)` to `(B, H, T, d)`, normalised before or after the cut where it is a query or a key."""
+        scaled: nn.RMSNorm | None = None
+        if norm and self.qk_norm in ("head", "projection"):
+            scaled = self.q_norm if norm == "q" else self.k_norm
+        if scaled is not None and self.qk_norm == "projection":
+            part = scaled(part)
+        heads: Tensor = part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return scaled(heads) if scaled is not None and self.qk_norm == "head" else heads
+
+    def _unit(self, heads: Tensor) -> Tensor:
+        """Heads of mean square 1, where they are normalised after their rotation."""
+        return nn.functional.rms_norm(heads, (self.head_dim,), eps=self.eps) if self.qk_norm == "l2" else heads
+
+    def value_path(self) -> list[Tensor]:
+        """The weights that values go through, `(rows, columns)` each."""
+        packed = self.kv if self.cross else self.qkv
+        return [packed.weight.detach().split(packed.parts)[-1], self.out.weight.detach()]
+
     def new_cache(self, batch: int, tokens: int, dtype: torch.dtype, device: torch.device) -> Cache:
-        """Room for keys and values of `tokens` tokens."""
+        """Room for keys and values of `tokens` tokens, or of as many as can ever be seen again."""
         shape = (batch, self.n_kv_heads, tokens, self.head_dim)
-        return Cache(shape, shape, dtype=dtype, device=device)
+        return Cache(shape, shape, dtype=dtype, device=device, window=_reach(self.scoring.window, self.scoring.chunk))
 
 
 class GroupedChoice(AttentionChoice):
     """Settings that the members share; each says how many key/value heads it has."""
 
+    offers: ClassVar[frozenset[str]] = frozenset({"rotate", "bias", "keys", "bidirectional", "cross"})
+
     head_dim: Size | None = Field(None, description="width of a head; d_model / n_heads unless given")
-    bias: bool = Field(False, description="bias in the q, k, v and output projections")
+    bias: bool | Literal["qkv"] = Field(False, description="bias in all projections, or with `qkv` in all but the last")
+    qk_norm: QKNorm = Field(
+        "none", description="RMS norm of queries and keys: of each head, of the whole projection, or l2 after rotation"
+    )
+    qk_norm_eps: Real | None = Field(None, gt=0, lt=1, description="of that norm; 1e-6 unless given")
+    scale: Real | Literal["none"] | None = Field(None, description="of the scores; 1/√head_dim unless given")
+    softcap: Real | None = Field(None, gt=0, description="scores are bounded by softcap · tanh(score / softcap)")
+    window: Size | None = Field(None, description="a token sees itself and so many less one before it")
+    chunk: Size | None = Field(None, description="a token sees only its own block of so many tokens")
+    kernel: Kernel | None = Field(None, description="what computes it; sdpa, or math with a softcap, unless given")
 
     def kv_heads(self, shape: Shape) -> int:
         """Number of key/value heads."""
         raise NotImplementedError
 
+    def crossing(self) -> Self:
+        """The same without window and chunk: the other sequence has no distance to this one."""
+        return super().crossing().model_copy(update={"window": None, "chunk": None})
+
     def resolve(self, shape: Shape) -> Self:
-        """The width of a head as a number."""
-        return self if self.head_dim else self.with_defaults(head_dim=even_head_dim(shape))
+        """The width of a head, the norm's eps and the kernel as they are meant."""
+        eps = None if self.qk_norm == "none" else self.qk_norm_eps or 1e-6
+        done = self.with_defaults(head_dim=even_head_dim(shape)) if self.head_dim is None else self
+        return done.with_defaults(kernel="math" if self.softcap else "sdpa").model_copy(update={"qk_norm_eps": eps})
+
+    def twin(self, shape: Shape) -> Self:
+        """Narrow heads, windows and chunks of a few tokens, a kernel that runs everywhere."""
+        near = {key: min(size, small) for key, small in (("window", 3), ("chunk", 5)) if (size := getattr(self, key))}
+        return super().twin(shape).model_copy(update=near)
+
+    def problems(self, shape: Shape) -> list[SettingsError]:
+        """What its kernel cannot do."""
+        if self.softcap and self.kernel == "sdpa":
+            return [SettingsError(("kernel",), "kernel 'sdpa' has no softcap", "choose math or flex")]
+        return []
 
     def rotary_dim(self, shape: Shape) -> int:
         """All of a head."""
@@ -85,6 +176,7 @@ class GroupedChoice(AttentionChoice):
 
     def build(self, shape: Shape) -> GroupedQueryAttention:
         """The module."""
+        done = self.resolve(shape)
         return GroupedQueryAttention(
             shape.d_model,
             shape.n_heads,
@@ -92,27 +184,50 @@ class GroupedChoice(AttentionChoice):
             self.rotary_dim(shape),
             bias=self.bias,
             dropout=shape.attention_dropout,
-            causal=shape.causal,
+            causal=self.is_causal(shape),
+            cross=shape.cross,
+            qk_norm=self.qk_norm,
+            qk_norm_eps=done.qk_norm_eps or 0.0,
+            scale=1.0 if self.scale == "none" else self.scale,
+            softcap=self.softcap,
+            window=self.window,
+            chunk=self.chunk,
+            kernel=done.kernel or "sdpa",
         )
 
     def params(self, shape: Shape) -> int:
-        """Projections of q, k, v and of the output."""
+        """Projections of q, k, v and of the output, and the norms of q and k."""
         width = self.rotary_dim(shape)
-        packed = (shape.n_heads + 2 * self.kv_heads(shape)) * width
-        biases = packed + shape.d_model if self.bias else 0
-        return (packed + shape.n_heads * width) * shape.d_model + biases
+        q, kv = shape.n_heads * width, self.kv_heads(shape) * width
+        biases = (q + 2 * kv if self.bias else 0) + (shape.d_model if self.bias is True else 0)
+        norms = {"head": 2 * width, "projection": q + kv}.get(self.qk_norm, 0)
+        return 2 * (q + kv) * shape.d_model + biases + norms
 
-    def flops(self, shape: Shape, tokens: int, *, discount: bool = True) -> dict[str, float]:
+    def flops(self, shape: Shape, tokens: int, *, discount: bool = True, source_tokens: int = 0) -> dict[str, float]:
         """Projections, scores and weighted values."""
         width = self.rotary_dim(shape)
-        keys = visible_keys(tokens, shape.causal and discount)
-        projections = (2 * shape.n_heads + 2 * self.kv_heads(shape)) * width
+        q, kv = shape.n_heads * width, self.kv_heads(shape) * width
+        keys = self._keys(shape, tokens, discount)
+        own = 1.0
+        if shape.cross:
+            keys, own = float(source_tokens), source_tokens / tokens
         return {
-            "attention.projections": 2.0 * shape.d_model * projections,
-            "attention.scores": 2.0 * shape.n_heads * width * keys,
-            "attention.values": 2.0 * shape.n_heads * width * keys,
+            "attention.projections": 4.0 * shape.d_model * (q + own * kv),
+            "attention.scores": 2.0 * q * keys,
+            "attention.values": 2.0 * q * keys,
         }
 
+    def _keys(self, shape: Shape, tokens: int, discount: bool) -> float:
+        if not discount:
+            return float(tokens)
+        return visible_keys(tokens, self.is_causal(shape), self.window, self.chunk)
+
     def cache_elements(self, shape: Shape, tokens: int) -> int:
-        """A key and a value for each key/value head and token."""
-        return 2 * self.kv_heads(shape) * self.rotary_dim(shape) * tokens
+        """A key and a value for each key/value head and token, as far back as one can be seen again."""
+        kept = min(tokens, _reach(self.window, self.chunk) or tokens)
+        return 2 * self.kv_heads(shape) * self.rotary_dim(shape) * kept
+
+
+def _reach(window: int | None, chunk: int | None) -> int | None:
+    """Tokens that can matter to one of them, itself included; None where there is no bound."""
+    return min((each for each in (window, chunk) if each is not None), default=None)

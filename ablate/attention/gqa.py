@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Self
 
 from pydantic import Field
 
+from ablate.attention import mha, mqa
 from ablate.attention._grouped import GroupedChoice
-from ablate.choice import SettingsError, Shape, Size
+from ablate.attention._same import outputs
+from ablate.choice import Identity, SettingsError, Shape, Size
 
 
 class Config(GroupedChoice):
@@ -22,12 +25,29 @@ class Config(GroupedChoice):
         """Number of key/value heads and width of a head as numbers."""
         return super().resolve(shape).with_defaults(n_kv_heads=_quarter(shape.n_heads))
 
+    def twin(self, shape: Shape) -> Self:
+        """With as many key/value heads: they are what it is."""
+        return super().twin(shape).model_copy(update={"n_kv_heads": self.n_kv_heads})
+
+    def identities(self, shape: Shape) -> Iterator[Identity]:
+        """Its two ends."""
+        others = self.model_dump(exclude={"name", "n_kv_heads"})
+        if shape.cross:
+            return
+        for n, end, what in ((shape.n_heads, mha, "as many key/value heads as heads"), (1, mqa, "one key/value head")):
+            mine, same = self.model_copy(update={"n_kv_heads": n}), end.Config(**others)
+            yield (
+                f"with {what} it is {end.__name__.rpartition('.')[2]}",
+                lambda mine=mine, same=same: outputs(mine, same, shape),  # type: ignore[misc]
+            )
+
     def problems(self, shape: Shape) -> list[SettingsError]:
         """Groups that do not come out even."""
         kv_heads = self.kv_heads(shape)
         message = f"n_heads {shape.n_heads} is not divisible by n_kv_heads {kv_heads}"
         cure = f"choose a divisor of n_heads, such as {_quarter(shape.n_heads)}"
-        return [SettingsError((), message, cure)] if shape.n_heads % kv_heads else []
+        uneven = [SettingsError((), message, cure)] if shape.n_heads % kv_heads else []
+        return [*super().problems(shape), *uneven]
 
     def kv_heads(self, shape: Shape) -> int:
         """As the file says."""

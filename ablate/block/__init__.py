@@ -1,7 +1,8 @@
 """The `block` slot: where normalisation and the residual path sit around the sublayers. One file a choice.
 
-A block's module is pure wiring: it holds the norms and gets the sublayers (attention, feed-forward, …) as functions,
-`module(x, sublayers)` with `x` `(B, T, D)`.
+A block's module is pure wiring: `module(x, norms, sublayers)` with `x` `(B, T, D)` and two sequences of functions
+`(B, T, D)` to `(B, T, D)`: the layer's norms and its sublayers (attention, perhaps cross attention, feed-forward). The
+layer holds both; the block holds the dropout of what a sublayer adds.
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from ablate.choice import Choice
+from ablate.choice import Choice, Shape
 
-Sublayer = Callable[[Tensor], Tensor]
+Function = Callable[[Tensor], Tensor]
+"""A norm or a sublayer, as the wiring sees it."""
 
 
 class Block(nn.Module):
     """The wiring of one layer."""
 
-    def forward(self, x: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, norms: Sequence[Function], sublayers: Sequence[Function]) -> Tensor:
         """Send `x` `(B, T, D)` through the sublayers."""
         raise NotImplementedError
 
@@ -34,9 +40,13 @@ class BlockChoice(Choice):
         """Norms that one layer holds."""
         return n_sublayers
 
-    def build(self, norms: Sequence[nn.Module], dropout: float) -> Block:
-        """The module around `n_norms` given norms."""
-        raise NotImplementedError(f"block '{self.name}' has no build(norms, dropout)")
+    def build(self, shape: Shape) -> Block:
+        """The module. It drops `shape.residual_dropout` of what each sublayer adds."""
+        raise NotImplementedError(f"block '{self.name}' has no build(shape)")
+
+    def value_gain(self, shape: Shape) -> float:
+        """The factor on the initial weights of the value path: values, output and feed-forward projections."""
+        return 1.0
 
 
 Base = BlockChoice

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from ablate.block import Block, BlockChoice, Sublayer
+from ablate.block import Block, BlockChoice, Function
+from ablate.choice import Shape
 
 
 class PostNorm(Block):
     """norm(x + f(x)) for each sublayer f."""
 
-    def __init__(self, norms: Sequence[nn.Module], dropout: float) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList(norms)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
+    def forward(self, x: Tensor, norms: Sequence[Function], sublayers: Sequence[Function]) -> Tensor:
         """`(B, T, D)` to `(B, T, D)`."""
-        for norm, sublayer in zip(self.norms, sublayers, strict=True):
+        for norm, sublayer in zip(norms, sublayers, strict=True):
             x = norm(x + self.dropout(sublayer(x)))
         return x
 
@@ -27,6 +23,6 @@ class PostNorm(Block):
 class Config(BlockChoice):
     """No settings. There is no final norm: the last sublayer's norm is the last word."""
 
-    def build(self, norms: Sequence[nn.Module], dropout: float) -> PostNorm:
+    def build(self, shape: Shape) -> PostNorm:
         """The module."""
-        return PostNorm(norms, dropout)
+        return PostNorm(shape.residual_dropout)

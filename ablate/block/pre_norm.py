@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from ablate.block import Block, BlockChoice, Sublayer
+from ablate.block import Block, BlockChoice, Function
+from ablate.choice import Shape
 
 
 class PreNorm(Block):
     """x + f(norm(x)) for each sublayer f."""
 
-    def __init__(self, norms: Sequence[nn.Module], dropout: float) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList(norms)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
+    def forward(self, x: Tensor, norms: Sequence[Function], sublayers: Sequence[Function]) -> Tensor:
         """`(B, T, D)` to `(B, T, D)`."""
-        for norm, sublayer in zip(self.norms, sublayers, strict=True):
+        for norm, sublayer in zip(norms, sublayers, strict=True):
             x = x + self.dropout(sublayer(norm(x)))
         return x
 
@@ -30,6 +26,6 @@ class Config(BlockChoice):
 
     final_norm: ClassVar[bool] = True
 
-    def build(self, norms: Sequence[nn.Module], dropout: float) -> PreNorm:
+    def build(self, shape: Shape) -> PreNorm:
         """The module."""
-        return PreNorm(norms, dropout)
+        return PreNorm(shape.residual_dropout)

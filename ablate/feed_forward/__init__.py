@@ -8,7 +8,7 @@ token is real). It may offer `losses()`, weighted and added to the training loss
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import ClassVar
 
 from torch import nn
 
@@ -18,9 +18,8 @@ from ablate.choice import Choice, Problem, Shape
 class FeedForwardChoice(Choice):
     """Settings, module and cost of one feed-forward network."""
 
-    def resolve(self, shape: Shape) -> Self:
-        """A copy in which every default that depends on the shape stands as a number."""
-        return self
+    mixes: ClassVar[bool] = False
+    """Whether it is made of other choices of this slot, and therefore cannot be one of theirs."""
 
     def problems(self, shape: Shape) -> Sequence[Problem]:
         """Why these (resolved) settings cannot work in this shape, one sentence each."""

@@ -1,4 +1,4 @@
-"""Two projections with a function between them: what relu and gelu share."""
+"""Two projections with a function between them: what the plain networks share."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ class Config(NormChoice):
     """Settings of layer normalisation."""
 
     eps: Real = Field(1e-5, gt=0, lt=1, description="added to the variance, inside the root")
-    bias: bool = Field(True, description="whether there is a shift")
+    bias: bool = Field(True, description="whether there is a shift; without it the scale is all")
 
     def build(self, d_model: int) -> nn.LayerNorm:
         """The module."""

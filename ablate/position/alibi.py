@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ablate.choice import Shape
 from ablate.position import Position, PositionChoice
+from ablate.position._distances import by_pair, distances
 
 
 def slopes(n_heads: int) -> list[float]:
@@ -24,18 +25,18 @@ def slopes(n_heads: int) -> list[float]:
 
 
 class Alibi(Position):
-    """Adds -slope · (query position - key position) to the scores of each head."""
+    """Adds -slope · |query position - key position| to the scores of each head."""
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()
         self.slopes = slopes(n_heads)
 
-    def bias(self, q: Tensor, start: int, n_keys: int) -> Tensor:
-        """The biases `(H, T, n_keys)`; also for keys after the query, which the mask hides in a causal model."""
-        places = torch.arange(max(n_keys, start + q.shape[-2]), device=q.device)
-        distance = places[start : start + q.shape[-2], None] - places[:n_keys]
+    def bias(self, q: Tensor, k: Tensor, start: int, first: int) -> Tensor:
+        """The biases `(H, T, K)`; the same for a key as far after the query, which a causal attention hides."""
+        n_queries = q.shape[-2]
+        away = distances(n_queries, k.shape[-2], start, first, q.device).abs()
         slope = torch.tensor(self.slopes, device=q.device, dtype=torch.promote_types(q.dtype, torch.float32))
-        return -slope[:, None, None] * distance.abs()
+        return by_pair(-slope[:, None] * away, n_queries)
 
 
 class Config(PositionChoice):

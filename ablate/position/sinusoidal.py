@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, Literal
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -9,32 +11,41 @@ from torch import Tensor
 from ablate.choice import Real, Shape
 from ablate.position import Position, PositionChoice
 
+Layout = Literal["interleaved", "half"]
 
-def sinusoids(positions: Tensor, d_model: int, base: float) -> Tensor:
-    """PE(p, 2i) = sin(p / base^(2i/d)), PE(p, 2i+1) = cos of the same: `(T,)` to `(T, d_model)`, in float64."""
+
+def sinusoids(positions: Tensor, d_model: int, base: float = 10000.0, layout: Layout = "interleaved") -> Tensor:
+    """sin(p / base^(2i/d)) and the cosine of the same for every pair i: `(T,)` to `(T, d_model)`, in float64.
+
+    They stand at 2i and 2i+1, or all sines before all cosines. Of an odd width the last pair has its sine alone.
+    """
     even = torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device)
     angles = positions.double()[:, None] * base ** (-even / d_model)
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[:, :d_model]
+    waves = (angles.sin(), angles.cos())
+    together = torch.cat(waves, dim=-1) if layout == "half" else torch.stack(waves, dim=-1).flatten(-2)
+    return together[:, :d_model]
 
 
 class Sinusoidal(Position):
     """Adds the wave of each position; defined for every position, so nothing bounds the length."""
 
-    def __init__(self, d_model: int, base: float = 10000.0) -> None:
+    def __init__(self, d_model: int, base: float = 10000.0, layout: Layout = "interleaved") -> None:
         super().__init__()
-        self.d_model, self.base = d_model, base
+        self.d_model, self.base, self.layout = d_model, base, layout
 
-    def embed(self, x: Tensor, start: int) -> Tensor:
+    def embed(self, x: Tensor, start: int, ids: Tensor) -> Tensor:
         """`(B, T, D)` plus the waves `(T, D)`."""
         positions = torch.arange(start, start + x.shape[1], device=x.device)
-        return x + sinusoids(positions, self.d_model, self.base).to(x.dtype)
+        return x + sinusoids(positions, self.d_model, self.base, self.layout).to(x.dtype)
 
 
 class Config(PositionChoice):
     """Settings of the waves."""
 
+    embeds: ClassVar[bool] = True
     base: Real = Field(10000.0, gt=1, description="the longest wave is 2π times this")
+    layout: Layout = Field("interleaved", description="sine and cosine in turn, or all sines before all cosines")
 
     def build(self, shape: Shape, rotary_dim: int) -> Sinusoidal:
         """The module; it has no parameters."""
-        return Sinusoidal(shape.d_model, self.base)
+        return Sinusoidal(shape.d_model, self.base, self.layout)

@@ -3,6 +3,9 @@
 Prefill is the time to the first token. Decoding n tokens takes n - 1 further steps, whose time by n - 1 is the time per
 token. The last token is fed as well, outside the time, so that the cache ends with all of them in it. Making room for
 the cache is outside the time too.
+
+A decoder goes on where its prompt ends. An encoder-decoder's prompt is its source: prefill is the encoder's pass over
+it and the decoder's first step, from the start token. An encoder has no more than a prefill, its forward pass.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ from torch import Tensor
 
 from ablate import cost
 from ablate.model import Transformer, build
+from ablate.objectives import special_token
 from ablate.profiling.clock import Clock, spread
-from ablate.settings import DecodeSettings, ProfileSettings
+from ablate.settings import DecodeSettings, ModelSettings, ProfileSettings, VariantSettings
 
 TOLERANCE = 1e-4
 """Largest difference of cached and full logits, as a fraction of the logits' standard deviation."""
@@ -41,12 +45,59 @@ class Profile:
 
 @dataclass(frozen=True)
 class Generation:
-    """One prompt read and some tokens written: the times, and the bytes of the cache at the end."""
+    """One prompt read and some tokens written: the times, and the bytes of the cache at the end, 0 without one."""
 
     prefill_seconds: float
     seconds_per_token: float | None
     written_bytes: int
     allocated_bytes: int
+
+
+def refusal(settings: ModelSettings) -> str | None:
+    """Why such a model cannot write token by token; None where it can."""
+    if settings.family == "encoder":
+        return "an encoder fills in tokens, and writes none"
+    return None if settings.is_causal else "what it writes would depend on tokens that are not written yet"
+
+
+def feasible(settings: VariantSettings) -> VariantSettings:
+    """A copy that asks for no decoding where the model cannot."""
+    if refusal(settings.model) is None:
+        return settings
+    return settings.model_copy(update={"profile": settings.profile.model_copy(update={"decode": None})})
+
+
+class Writer:
+    """A model that reads prompts `(B, T)` and goes on token by token, with room for `new_tokens` in its cache."""
+
+    def __init__(self, model: Transformer, prompt: Tensor, new_tokens: int) -> None:
+        self.model, self.given = model, {"input_ids": prompt}
+        if model.settings.family == "encoder_decoder":
+            self.given["decoder_input_ids"] = prompt.new_full((len(prompt), 1), special_token(model.settings))
+        self.writes_to = list(self.given)[-1]
+        room = cached(model.settings, prompt.shape[1], new_tokens)
+        self.cache = None if refusal(model.settings) else model.new_cache(len(prompt), *room)
+
+    def read(self) -> Tensor:
+        """Logits `(B, …, vocab_size)` of the prompt, or of the start token after it."""
+        logits: Tensor = self.model(**self.given, cache=self.cache)
+        return logits
+
+    def write(self, token: Tensor) -> Tensor:
+        """Logits `(B, 1, vocab_size)` after one more token `(B, 1)`."""
+        logits: Tensor = self.model(**self.given | {self.writes_to: token}, cache=self.cache)
+        return logits
+
+    def at_once(self, tokens: Tensor) -> Tensor:
+        """The logits of `read`, then those of `write` for each of the tokens `(B, n)`: in one pass without a cache."""
+        whole = torch.cat([self.given[self.writes_to], tokens], dim=1)
+        logits: Tensor = self.model(**self.given | {self.writes_to: whole})
+        return logits
+
+
+def cached(settings: ModelSettings, context: int, new_tokens: int) -> tuple[int, int]:
+    """Tokens of its own text, and of a source, that a cache holds after a prompt and new tokens."""
+    return (1 + new_tokens, context) if settings.family == "encoder_decoder" else (context + new_tokens, 0)
 
 
 def profile(model: Transformer, settings: ProfileSettings, precision: str, prompts: Prompts, clock: Clock) -> Profile:
@@ -58,7 +109,8 @@ def profile(model: Transformer, settings: ProfileSettings, precision: str, promp
         values = _prefill(runs, batch * context)
         if phase == "decode":
             values |= _decode(runs, batch)
-            promised = cost.cache_bytes(model.settings, batch, context + new_tokens, precision)
+            tokens, source_tokens = cached(model.settings, context, new_tokens)
+            promised = cost.cache_bytes(model.settings, batch, tokens, precision, source_tokens)
             found.problems += _broken_promise(promised, runs[-1].written_bytes, batch, context + new_tokens)
         for metric, (value, width) in values.items():
             cell = {"phase": phase, "batch": batch, "context": context}
@@ -80,23 +132,23 @@ def _cells(settings: ProfileSettings) -> Iterator[tuple[str, int, int, int]]:
 
 
 @torch.inference_mode()
-def generate(model: Any, prompt: Tensor, new_tokens: int, clock: Clock) -> Generation:
+def generate(model: Transformer, prompt: Tensor, new_tokens: int, clock: Clock) -> Generation:
     """Continue `prompt` `(B, T)` greedily by `new_tokens` tokens, which may be none."""
-    cache = model.new_cache(prompt.shape[0], prompt.shape[1] + new_tokens)
+    writer = Writer(model, prompt, new_tokens)
     begin = clock.mark()
-    token = model(prompt, cache=cache)[:, -1:].argmax(-1)
+    token = writer.read()[:, -1:].argmax(-1)
     first = clock.mark()
     for _ in range(new_tokens - 1):
-        token = model(token, cache=cache)[:, -1:].argmax(-1)
+        token = writer.write(token)[:, -1:].argmax(-1)
     last = clock.mark()
     if new_tokens:
-        model(token, cache=cache)
+        writer.write(token)
     further = new_tokens - 1
     return Generation(
         clock.seconds(begin, first),
         clock.seconds(first, last) / further if further > 0 else None,
-        cache.written_bytes(),
-        cache.allocated_bytes(),
+        writer.cache.written_bytes() if writer.cache else 0,
+        writer.cache.allocated_bytes() if writer.cache else 0,
     )
 
 
@@ -156,10 +208,10 @@ def cache_mismatch(model: Transformer, settings: DecodeSettings, prompts: Prompt
 def cache_difference(model: Transformer, tokens: Tensor, context: int) -> float:
     """The largest difference of any logit with and without a cache, in standard deviations of all of them."""
     model.eval()
-    full = model(tokens)
-    cache = model.new_cache(*tokens.shape)
-    pieces = [tokens[:, :context], *(tokens[:, i : i + 1] for i in range(context, tokens.shape[1]))]
-    parts = [model(piece, cache=cache) for piece in pieces]
+    prompt, new = tokens[:, :context], tokens[:, context:]
+    writer = Writer(model, prompt, new.shape[1])
+    full = writer.at_once(new)
+    parts = [writer.read(), *(writer.write(token) for token in new.split(1, dim=1))]
     largest = (torch.cat(parts, dim=1) - full).abs().max()
     return 0.0 if largest == 0 else float(largest / full.std())
 
@@ -168,4 +220,4 @@ def copy_as(model: Transformer, dtype: torch.dtype) -> Transformer:
     """A copy with weights of another dtype, on the same device, in evaluation mode."""
     fresh = build(model.settings)
     fresh.load_state_dict(model.state_dict())
-    return fresh.to(model.embedding.weight.device, dtype).eval()
+    return fresh.to(next(model.parameters()).device, dtype).eval()

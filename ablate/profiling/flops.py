@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ aten = torch.ops.aten
 
 
 def count_flops(work: Callable[[], Any]) -> int:
-    """FLOPs of the matrix products in `work`, backward ones included, attention on the CPU and grouped products too.
+    """FLOPs of the matrix products in `work`, backward ones included, attention on the CPU, grouped products and
+    recurrent layers too.
 
     torch's own counter takes those for nothing. Zeros that only suit a kernel are left out of the work.
     """
@@ -41,8 +43,17 @@ def _grouped(a: Any, b: Any, *_: Any, **__: Any) -> int:
     return int(2 * rows * inner * b[-1] * (a[0] if len(a) == 3 else 1))
 
 
+def _recurrent(x: Any, weights: Any, passes: int = 1) -> int:
+    """Each matrix of a recurrent layer once for every token of `x` `(…, D)`; backward passes are two such."""
+    return int(2 * passes * prod(x[:-1]) * sum(prod(weight) for weight in weights if len(weight) == 2))
+
+
 _MISSING = {
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     aten._grouped_mm: _grouped,
+    aten.mkldnn_rnn_layer: lambda x, *args, **_: _recurrent(x, args[:2]),
+    aten.mkldnn_rnn_layer_backward: lambda x, *args, **_: _recurrent(x, args[:2], passes=2),
+    aten._cudnn_rnn: lambda x, weights, *_, **__: _recurrent(x, weights),
+    aten._cudnn_rnn_backward: lambda x, weights, *_, **__: _recurrent(x, weights, passes=2),
 }

@@ -9,6 +9,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ablate.model import Transformer
+from ablate.profiling.decode import Writer
+
 TELLING = ("attention", "softmax", "mm")
 """Parts of the names of the operators that attention and experts are made of."""
 
@@ -34,27 +37,28 @@ def kernels_of(work: Callable[[], Any]) -> list[str]:
     return sorted(names.seen)
 
 
-def training_kernels(model: nn.Module, tokens: torch.Tensor, precision: str) -> list[str]:
+def training_kernels(model: nn.Module, inputs: dict[str, torch.Tensor], precision: str) -> list[str]:
     """Those of a forward and a backward pass in training mode. Leaves no gradient, and no trace in random numbers."""
+    device = next(model.parameters()).device
 
     def work() -> None:
-        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=precision == "bf16"):
-            logits = model(tokens)
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            logits = model(**inputs)
         logits.float().square().mean().backward()
 
     was_training = model.training
     model.train()
-    with torch.random.fork_rng([tokens.device] if tokens.device.type == "cuda" else []):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         found = kernels_of(work)
     model.train(was_training)
     model.zero_grad(set_to_none=True)
     return found
 
 
-def decoding_kernels(model: Any, tokens: torch.Tensor) -> list[str]:
-    """Those of one token after a prompt of `tokens` `(B, T)`, in evaluation mode, with a cache."""
+def decoding_kernels(model: Transformer, prompt: torch.Tensor) -> list[str]:
+    """Those of one token after a `prompt` `(B, T)`, in evaluation mode, with a cache."""
     model.eval()
     with torch.no_grad():  # in inference mode operators arrive here whole, before a kernel is chosen for them
-        cache = model.new_cache(tokens.shape[0], tokens.shape[1] + 1)
-        model(tokens, cache=cache)
-        return kernels_of(lambda: model(tokens[:, -1:], cache=cache))
+        writer = Writer(model, prompt, new_tokens=1)
+        writer.read()
+        return kernels_of(lambda: writer.write(prompt[:, -1:]))

@@ -83,8 +83,11 @@ def implausible(peak: int | None, weights: int, optimizer_state: int) -> str | N
 # --- A limit ----------------------------------------------------------------------------------------------------------
 
 
-def limit_to_available() -> None:
-    """Let running out of memory raise in this process, instead of taking the machine down. Only Linux can."""
+def limit_to_available(at_most: int | None = None) -> None:
+    """Let running out of memory raise in this process, instead of taking the machine down. Only Linux can.
+
+    It may take `at_most` so many bytes more than it has, also where the machine has more left.
+    """
     used = status_bytes("VmData")
     if used is None:
         return
@@ -92,7 +95,8 @@ def limit_to_available() -> None:
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limits = [each for each in (soft, hard) if each != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_DATA, (min([used + available_bytes(), *limits]), hard))
+    left = available_bytes() if at_most is None else min(available_bytes(), at_most)
+    resource.setrlimit(resource.RLIMIT_DATA, (min([used + left, *limits]), hard))
 
 
 def available_bytes() -> int:

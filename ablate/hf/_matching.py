@@ -1,0 +1,110 @@
+"""Our tensors against those of a checkpoint, by names and shapes alone: all of both must find one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ablate.choice import Faults, SettingsError
+from ablate.hf._fields import refusal
+from ablate.hf._places import Layout, Place
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_FEW = 4
+
+
+@dataclass(frozen=True)
+class Match:
+    """`places` by our names, with names of the file; names of `equal` tensors; what must be as `computed` here."""
+
+    places: Mapping[str, Place]
+    equal: Mapping[str, str]
+    computed: Mapping[str, Callable[..., Tensor]]
+
+
+def matched(layout: Layout, ours: Iterable[str], theirs: Iterable[str]) -> Match:
+    """Where each of our tensors is. Raises `Faults` that name what is missing and what is left over."""
+    named = _Names(layout, theirs)
+    places = {name: _found(layout.place(name), named) for name in ours}
+    missing = [source for place in places.values() for source in place.sources if source not in named.files]
+    equal = {file: named.taken[original] for file, original in named.copies() if original in named.taken}
+    computed = {file: layout.computed[name] for name, file in named.left() if name in layout.computed}
+    known = {*equal, *computed}
+    over = [file for name, file in named.left() if file not in known and not layout.is_ignored(name, named.files)]
+    faults = [
+        *_listed(missing, "config.json asks for tensors that the checkpoint does not have"),
+        *_listed(over, "the checkpoint has tensors that config.json does not ask for"),
+    ]
+    if faults:
+        raise Faults(faults)
+    return Match(places, equal, computed)
+
+
+def check_shapes(match: Match, ours: Mapping[str, Tensor], theirs: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises `Faults` for the first tensor of another shape than `config.json` asks for. Reads no tensor."""
+    import torch
+
+    for name, place in match.places.items():
+        given = [torch.empty(theirs[source], device="meta") for source in place.sources]
+        try:
+            made = place.make(*given).shape if given else ours[name].shape
+        except (RuntimeError, IndexError):
+            made = None
+        if made != ours[name].shape:
+            parts = " and ".join(f"'{source}' {list(theirs[source])}" for source in place.sources)
+            want = f"config.json asks for {list(ours[name].shape)} in '{name}'"
+            raise refusal(f"{parts} of the checkpoint: {'does not fit' if made is None else list(made)}; {want}")
+
+
+class _Names:
+    """The file's names by those that the layout has for them, and which of them are taken."""
+
+    def __init__(self, layout: Layout, theirs: Iterable[str]) -> None:
+        self.layout = layout
+        self.files = set(theirs)
+        self.by_name: dict[str, str] = {}
+        self.taken: dict[str, str] = {}
+        for file in self.files:
+            name = file
+            for old, new in layout.renamed.items():
+                name = name.replace(old, new)
+            if name in self.by_name:
+                raise refusal(f"'{file}' and '{self.by_name[name]}' are two names of one tensor")
+            self.by_name[name] = file
+
+    def take(self, name: str) -> str | None:
+        """The file's tensor that the layout calls `name`, which may be without its prefix."""
+        short = name.removeprefix(self.layout.prefix)
+        known = next((each for each in (name, short) if each in self.by_name), None)
+        if known is not None:
+            self.taken[name] = self.by_name[known]
+        return self.taken.get(name)
+
+    def left(self) -> list[tuple[str, str]]:
+        """What is not taken: the layout's name, and the file's."""
+        taken = set(self.taken.values())
+        return [(self._long(name), file) for name, file in sorted(self.by_name.items()) if file not in taken]
+
+    def copies(self) -> list[tuple[str, str]]:
+        """What is not taken and has another name that may be: the file's name, and the layout's other one."""
+        return [(file, self.layout.copies[name]) for name, file in self.left() if name in self.layout.copies]
+
+    def _long(self, name: str) -> str:
+        known = {*self.layout.copies, *self.layout.computed}
+        return name if name in known or self.layout.prefix + name not in known else self.layout.prefix + name
+
+
+def _found(place: Place, named: _Names) -> Place:
+    """The place with the file's own names, and with the layout's for what is missing."""
+    if place.optional and all(named.take(source) is None for source in place.sources):
+        return replace(place, sources=())
+    return replace(place, sources=tuple(named.take(source) or source for source in place.sources))
+
+
+def _listed(names: list[str], what: str) -> list[SettingsError]:
+    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+    listed = ", ".join(f"'{name}'" for name in names[:_FEW])
+    return [SettingsError((), f"{what}: {listed}{more}")] if names else []
