@@ -16,7 +16,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
-from ablate.job import GateJob, Job, Verdict
+from ablate.job import BuildJob, GateJob, Job, Verdict
 
 _OWN_VARIABLES = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_TRACKING_TOKEN")
 
@@ -63,19 +63,19 @@ def _nothing() -> None:
     """The whole work of the first child."""
 
 
-def perform(job: Job | GateJob, connection: Connection) -> None:
+def perform(job: Job | GateJob | BuildJob, connection: Connection) -> None:
     """A child's whole life. The parent never imports what it does there, whose imports take seconds."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     _die_with_parent()
     _redirect_output(Path(job.log))
-    if isinstance(job, GateJob):
-        from ablate import gates
-
-        gates.main(job, connection)
-    else:
+    if isinstance(job, Job):
         from ablate import trial
 
         trial.main(job, connection)
+    else:
+        from ablate import gates
+
+        gates.main(job, connection)
 
 
 def _die_with_parent() -> None:
@@ -97,9 +97,9 @@ def _redirect_output(log: Path) -> None:
 
 
 class Child:
-    """A running trial, or a variant at its gates, and everything it has said so far."""
+    """A running trial, or what comes before one, and everything it has said so far."""
 
-    def __init__(self, start: BaseContext, job: Job | GateJob) -> None:
+    def __init__(self, start: BaseContext, job: Job | GateJob | BuildJob) -> None:
         self.limit = job.limit
         self.phase = "start"
         self.columns: dict[str, Any] = {}

@@ -251,13 +251,23 @@ def list_(slot: str | None, as_json: bool) -> int:
 @main.command()
 @click.argument("target")
 @click.option("--variant", type=_text, metavar="NAME", help="One variant of an experiment's file.")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    is_flag=False,
+    flag_value="position.png",
+    metavar="[PNG]",
+    help="Draw a position scheme too, into position.png unless given.",
+)
 @SET
 @JSON
 @command
-def describe(target: str, variant: str | None, sets: tuple[str, ...], as_json: bool) -> int:
+def describe(target: str, variant: str | None, plot: Path | None, sets: tuple[str, ...], as_json: bool) -> int:
     """Describe a choice (attention/gqa, ./own.py), a preset (preset/llama-7b), or the variants of FILE."""
     from ablate import commands
 
+    if plot is not None:
+        commands.plot_position(target, plot)
     if target.startswith("preset/"):
         facts = commands.describe_preset(target.removeprefix("preset/"))
         _print_json(facts) if as_json else _print_model(facts, facts["summary"])
@@ -270,6 +280,7 @@ def describe(target: str, variant: str | None, sets: tuple[str, ...], as_json: b
                 _print_model(each, each["variant"])
     else:
         facts = commands.describe_choice(target)
+        facts |= {} if plot is None else {"plot": str(plot)}
         _print_json(facts) if as_json else _print_choice(facts)
     return 0
 
@@ -286,6 +297,8 @@ def _print_choice(facts: Mapping[str, Any]) -> None:
         click.echo(tabulate(rows, ("setting", "type", "default", "bounds", "meaning"), "simple", disable_numparse=True))
     else:
         click.echo("no settings")
+    if "plot" in facts:
+        click.echo(f"\nplot: {facts['plot']}")
 
 
 def _print_model(facts: Mapping[str, Any], title: str) -> None:

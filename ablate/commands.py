@@ -73,14 +73,19 @@ def _aside() -> Iterator[None]:
 
 
 @_aside()
-def read(wanted: Wanted) -> Experiment:
-    """The experiment, every variant checked. Raises `FileFaults`."""
-    from ablate import plan
+def read(wanted: Wanted, *, rehearsed: bool = False) -> Experiment:
+    """The experiment, every variant checked; `rehearsed` in a child first where code of the user's own is part of it.
+
+    Raises `FileFaults`.
+    """
+    from ablate import gatekeeper, plan
     from ablate.experiment import Experiment
+    from ablate.variant import foreign_names
 
     experiment = Experiment.from_file(wanted.file, wanted.sets, wanted.max_trials)
     _check_free(experiment.found, experiment.name)
-    return plan.checked(experiment)
+    foreign = [variant for variant in experiment.variants if rehearsed and any(foreign_names(variant.plain["model"]))]
+    return plan.checked(experiment, gatekeeper.rehearse(foreign))
 
 
 def run(wanted: Wanted, console: Console) -> Ran:
@@ -89,7 +94,7 @@ def run(wanted: Wanted, console: Console) -> Ran:
     from ablate.progress import Progress
     from ablate.runner import Interrupted, Run, tasks
 
-    experiment = read(wanted)
+    experiment = read(wanted, rehearsed=True)
     plans = plan.plan(experiment, timed=False)
     resources = _resources(wanted, plans)
     for option, root in (("--results", wanted.results), ("--reports", wanted.reports)):
@@ -280,7 +285,7 @@ def gates(wanted: Wanted) -> dict[str, Any]:
     """What each gate says of each variant; none is trained, and nothing stored. Raises `FileFaults`."""
     from ablate import child, gatekeeper, machine
 
-    experiment = read(wanted)
+    experiment = read(wanted, rehearsed=True)
     resources = machine.share(wanted.device, wanted.workers, bytes_each=0)
     with child.environment(threads=1):
         child.warm_up(child.context(resources.device))
@@ -313,14 +318,24 @@ def describe_choice(word: str) -> dict[str, Any]:
     slot, name = _slot_and_name(word)
     kind = registry.config_class(slot, name)
     text = inspect.cleandoc(sys.modules[kind.__module__].__doc__ or "")
-    fields = kind.model_json_schema()["properties"]
-    return {
-        "slot": slot,
-        "name": name,
-        "summary": text.partition("\n")[0],
-        "text": text,
-        "settings": {key: _field_facts(field) for key, field in fields.items() if key != "name"},
-    }
+    facts = {"slot": slot, "name": name, "summary": text.partition("\n")[0], "text": text}
+    return {**facts, "settings": _settings_facts(kind.model_json_schema())}
+
+
+@_aside()
+def plot_position(word: str, file: Path) -> None:
+    """Draw a position scheme, with its defaults, into a PNG file. Raises `Faults` for what is none."""
+    from ablate import registry
+    from ablate.position import PositionChoice
+    from ablate.position_plot import png
+
+    slot, name = ("", word) if word.startswith("preset/") or word.endswith((".yaml", ".yml")) else _slot_and_name(word)
+    choice = registry.configure(slot, name) if slot == "position" else None
+    if not isinstance(choice, PositionChoice):
+        raise Faults([SettingsError((), f"only a position scheme can be plotted, not {word}", "give position/NAME")])
+    if file.suffix.lower() != ".png":
+        raise Faults([SettingsError((), f"{file}: a plot is a PNG file", f"write --plot {file.with_suffix('.png')}")])
+    file.write_bytes(png(choice))
 
 
 def _slot_and_name(word: str) -> tuple[str, str]:
@@ -346,22 +361,47 @@ _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusive
 _NO_BOUND = 2**53  # what a number can hold says nothing of the setting
 
 
+def _settings_facts(schema: dict[str, Any]) -> dict[str, Any]:
+    """What each setting is; those of settings below it follow with its name in front."""
+    found = {}
+    for key, field in schema["properties"].items():
+        if key == "name":
+            continue
+        found[key] = _field_facts(field)
+        for reference in (kind["$ref"] for kind in _kinds(field) if "$ref" in kind):
+            below = schema["$defs"][reference.rpartition("/")[2]]["properties"]
+            found |= {f"{key}.{each}": _field_facts(own) for each, own in below.items() if each != "name"}
+    return found
+
+
 def _field_facts(field: dict[str, Any]) -> dict[str, Any]:
-    kinds = [part for part in field.get("anyOf", [field]) if part.get("type") != "null"]
+    kinds = _kinds(field)
     bounds = {sign: kinds[0][key] for key, sign in _BOUNDS.items() if abs(kinds[0].get(key, _NO_BOUND)) < _NO_BOUND}
-    kind = " | ".join(kinds[0]["enum"]) if "enum" in kinds[0] else kinds[0].get("type", "any")
+    kind = " | ".join(map(_kind_in_words, kinds))
     facts = {"type": kind, "default": field.get("default"), "description": field.get("description", "")}
     return {**facts, "bounds": " ".join(f"{sign} {value}" for sign, value in bounds.items())}
 
 
+def _kinds(field: dict[str, Any]) -> list[dict[str, Any]]:
+    return [kind for kind in field.get("anyOf", [field]) if kind.get("type") != "null"]
+
+
+def _kind_in_words(kind: dict[str, Any]) -> str:
+    if "$ref" in kind:
+        return "settings"
+    words = kind.get("enum") or [kind.get("const", kind.get("type", "any"))]
+    return " | ".join(map(str, words))
+
+
 def describe_preset(name: str) -> dict[str, Any]:
     """Settings and totals of a preset. Raises `Faults`."""
-    from ablate import catalogue
+    from ablate import catalogue, presets
     from ablate.building import model_settings
 
     settings = model_settings({"preset": name})
     summary = catalogue.text(catalogue.PRESETS, name)
-    return {"preset": name, "summary": summary, **_model_facts(settings, settings.max_seq_len)}
+    known = {"preset": name, "summary": summary, "scales": presets.scales(name)}
+    return {**known, **_model_facts(settings, settings.max_seq_len)}
 
 
 @_aside()

@@ -209,7 +209,7 @@ class _Expansion:
         return self.differs[key]
 
     def _is_excluded(self, tree: grid.Tree) -> bool:
-        hit = any(self._unchanged(tree, rule) for rule in self.file.exclude)
+        hit = any(self._unchanged(tree, _besides_start(tree, rule)) for rule in self.file.exclude)
         self.excluded += hit
         return hit
 
@@ -292,6 +292,11 @@ class _Expansion:
         """Which of an axis' values the combination has."""
         if combination and axis in combination:
             yield next(i for i, value in enumerate(self.axes.values[axis]) if value is combination[axis])
+
+
+def _besides_start(tree: grid.Tree, rule: Mapping[str, Any]) -> dict[str, Any]:
+    """The rule without what it says of where the model starts, if that is so: to start again would undo other axes."""
+    return {key: value for key, value in rule.items() if key not in grid.STARTS or tree.get(key) != value}
 
 
 def _corpus(settings: VariantSettings) -> Corpus:

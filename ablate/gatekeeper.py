@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 from ablate import child
 from ablate.child import Child
-from ablate.job import GateJob, Verdict
+from ablate.job import BuildJob, GateJob, Verdict
 from ablate.machine import Resources
 from ablate.variant import Variant, canonical_json
 
@@ -44,32 +45,59 @@ def check(
     Variants of one model, which differ in how they are trained, go together. What a variant prints goes to the file
     that `logs` has for its name; of several to that of the first.
     """
-    alike: dict[str, list[Variant]] = defaultdict(list)
-    for variant in variants:
-        alike[canonical_json(variant.plain["model"])].append(variant)
-    waiting, running = list(reversed(alike.values())), list[_Running]()
+    start = child.context(resources.device)
+    waiting, running = list(reversed(_alike(variants))), list[_AtGates]()
     try:
         while (waiting or running) and not stopped():
             while waiting and len(running) < resources.workers:
                 group = waiting.pop()
-                running.append(_Running(group, logs[group[0].name], resources))
-            wait([each for one in running for each in one.child.waitables()], _POLL_SECONDS)
-            for one in [one for one in running if one.is_done()]:
+                log = logs[group[0].name]
+                job = GateJob(group[0].plain, resources.device, str(log), LIMIT_SECONDS)
+                running.append(_AtGates(group, log, datetime.now(UTC), _Errand(start, job)))
+            wait([each for one in running for each in one.errand.child.waitables()], _POLL_SECONDS)
+            for one in [one for one in running if one.errand.is_done()]:
                 running.remove(one)
-                yield from one.end()
+                yield from one.checked()
     finally:
         for one in running:
-            one.end()
+            one.errand.end()
 
 
-class _Running:
-    """Variants of one model at their gates now."""
+def rehearse(variants: Sequence[Variant]) -> dict[str, str]:
+    """Have children build variants without memory, as the parent will: how those that end or hold up one do, by name.
 
-    def __init__(self, variants: list[Variant], log: Path, resources: Resources) -> None:
-        self.variants, self.log, self.began = variants, log, datetime.now(UTC)
-        job = GateJob(variants[0].plain, resources.device, str(log), LIMIT_SECONDS)
+    What merely raises is left for the parent to find. The children are interpreters of their own, not forked from the
+    server that trials come from.
+    """
+    left, found = _alike(variants), dict[str, str]()
+    while left:
+        job = BuildJob([group[0].plain for group in left], os.devnull, LIMIT_SECONDS)
+        errand = _Errand(multiprocessing.get_context("spawn"), job)
+        while not errand.is_done():
+            wait(errand.child.waitables(), _POLL_SECONDS)
+        fault, reached = errand.end(), errand.child.phase
+        if fault is None:
+            break
+        at = int(reached) if reached.isdigit() else 0
+        found |= {variant.name: fault for variant in left[at]}
+        left = left[at + 1 :]
+    return found
+
+
+def _alike(variants: Sequence[Variant]) -> list[list[Variant]]:
+    """Those that have the same model together."""
+    groups: dict[str, list[Variant]] = defaultdict(list)
+    for variant in variants:
+        groups[canonical_json(variant.plain["model"])].append(variant)
+    return list(groups.values())
+
+
+class _Errand:
+    """A child about something that a plug-in may hold up or end."""
+
+    def __init__(self, start: BaseContext, job: GateJob | BuildJob) -> None:
         with child.environment(threads=1):
-            self.child = Child(child.context(resources.device), job)
+            self.child = Child(start, job)
 
     def is_done(self) -> bool:
         """Whether nothing more is to come."""
@@ -78,13 +106,25 @@ class _Running:
             pass
         return ended or self.child.outcome is not None or self.child.overdue()
 
-    def end(self) -> list[Checked]:
-        """What was said; what ended it before it had said everything speaks against it."""
-        verdicts, phase = self.child.verdicts, self.child.phase
+    def end(self) -> str | None:
+        """What ended it before it had said everything; None where it had."""
         if self.child.process.is_alive():
-            hangs = ("timeout", phase, f"still at it after {LIMIT_SECONDS:g} s")
-            self.child.stop(self.child.outcome or hangs)
+            self.child.stop(self.child.outcome or ("timeout", None, f"still at it after {LIMIT_SECONDS:g} s"))
         status, _, reason = self.child.end()
-        if status != "ok":
-            verdicts.append(Verdict(phase, "failed", reason or status))
+        return None if status == "ok" else reason or status
+
+
+@dataclass(frozen=True)
+class _AtGates:
+    """Variants of one model that are at their gates now."""
+
+    variants: list[Variant]
+    log: Path
+    began: datetime
+    errand: _Errand
+
+    def checked(self) -> list[Checked]:
+        """What was said; what ended it before it had said everything speaks against it."""
+        fault, said = self.errand.end(), self.errand.child
+        verdicts = [*said.verdicts, *([] if fault is None else [Verdict(said.phase, "failed", fault)])]
         return [Checked(variant, verdicts, self.began, self.log) for variant in self.variants]

@@ -6,6 +6,7 @@ or raises `Failed` with the figure that it fails with, or `NotApplicable` with t
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import traceback
@@ -22,7 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ablate import cost
 from ablate.choice import Identity
-from ablate.job import GateJob, Verdict
+from ablate.job import BuildJob, GateJob, Verdict
+from ablate.meta import count_parameters
 from ablate.model import Transformer, build
 from ablate.profiling import memory
 from ablate.profiling.decode import TOLERANCE, copy_as
@@ -61,15 +63,32 @@ class NotApplicable(Exception):
     """The gate has nothing to say of such a variant."""
 
 
-def main(job: GateJob, connection: Connection) -> None:
-    """Lead the variant of `job` through its gates in this process; tell the parent each before it, and its verdict."""
+def main(job: GateJob | BuildJob, connection: Connection) -> None:
+    """Do `job` in this process, and tell the parent over `connection` what comes next before it comes."""
     torch.set_num_threads(1)  # on tensors this small a second thread only costs
+    if isinstance(job, BuildJob):
+        _build_all(job, connection)
+    else:
+        _lead(job, connection)
+    connection.send(("outcome", "ok", None, None))
+
+
+def _build_all(job: BuildJob, connection: Connection) -> None:
+    """What raises is left for the parent to find, if it comes to that."""
+    for index, settings in enumerate(job.settings):
+        connection.send(("phase", str(index)))
+        with contextlib.suppress(BaseException):
+            model = typed(settings).model
+            count_parameters(lambda model=model: Transformer(model))  # type: ignore[misc]
+            cost.cost(model, model.max_seq_len)
+
+
+def _lead(job: GateJob, connection: Connection) -> None:
     if job.device == "cpu":
         memory.limit_to_available(MEMORY_BYTES)
     settings = typed(job.settings).model
     for verdict in verdicts(settings, job.device, lambda gate: connection.send(("phase", gate))):
         connection.send(("verdict", verdict))
-    connection.send(("outcome", "ok", None, None))
 
 
 def verdicts(
@@ -89,7 +108,10 @@ def verdicts(
     for name, gate in GATES.items():
         enter(name)
         yield tried(name, partial(gate, subject))
-    for sentence, pair in subject.identities:
+    enter("identities")
+    listed = tried("identities", partial(identities, subject))
+    yield listed
+    for sentence, pair in subject.identities if listed.result == "passed" else []:
         enter(sentence)
         yield tried(sentence, partial(equal, pair))
 
@@ -353,7 +375,8 @@ def gradients(subject: Subject) -> str:
         missing = none if missing is None else missing & none
         if not missing:
             return f"all of {len(trained)} parameters get one"
-    raise Failed(f"{', '.join(sorted(missing or ()))} never gets one")
+    names = sorted(missing or ())
+    raise Failed(f"{len(names)} of {len(trained)} parameters never get one: {', '.join(names[:3])}")
 
 
 def identities(subject: Subject) -> str:
@@ -372,7 +395,6 @@ GATES: dict[str, Callable[[Subject], str]] = {
     "flops": flops,
     "tied": tied,
     "gradients": gradients,
-    "identities": identities,
 }
 
 

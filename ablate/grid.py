@@ -7,7 +7,8 @@ the choice. Shorthands (a choice's bare name, one number for every dropout) are 
 change of one setting keeps the others.
 
 What changes a tree goes in this order, whatever is written first: where the model starts (`preset`, or `hf`, a folder
-with a published configuration), then its `scale`, then whole slots, then single settings.
+with a published configuration), then its `scale`, then whole slots, then single settings. A model that starts anew
+keeps nothing of the one before but its sizes; in a variant, a preset without a scale is as small as the baseline's.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from ablate import hf
 from ablate.building import model_settings
 from ablate.hf._fields import refusal
 from ablate.hf._files import Checkpoint
-from ablate.hf._matching import Match, check_shapes, matched
+from ablate.hf._matching import Match, check_sizes, matched, misfit
 from ablate.meta import on_meta
 from ablate.model import Transformer
 
@@ -33,7 +33,7 @@ def load_hf(folder: str | Path, dtype: torch.dtype = torch.float32) -> Transform
     settings = model_settings(found.settings)
     expected = _tensors(on_meta(lambda: Transformer(settings)))
     match = matched(found.layout, expected, checkpoint.shapes)
-    check_shapes(match, expected, checkpoint.shapes)
+    check_sizes(match, expected, checkpoint.shapes)
     _check_doubles(match, checkpoint)
     with torch.random.fork_rng(devices=[]):
         model = Transformer(settings).to(dtype).eval()
@@ -55,9 +55,9 @@ def generate(
     """`input_ids` `(B, T)` followed by `n` tokens, each the likeliest after those before it: `(B, T + n)`.
 
     Decodes with a cache, in evaluation mode. Padding, where `attention_mask` `(B, T)` is False, comes before the
-    tokens. An encoder-decoder reads `input_ids` and goes on from `decoder_input_ids` `(B, S)`: `(B, S + n)`. Unless given
-    they are the one token that its `config.json` names. Raises ValueError for a model that cannot write, or that has
-    nothing to go on from.
+    tokens. An encoder-decoder reads `input_ids` and goes on from `decoder_input_ids` `(B, S)`: `(B, S + n)`; these are
+    the one token that its `config.json` names unless given. Raises ValueError for a model that cannot write, or that
+    has nothing to go on from.
     """
     two = model.settings.family == "encoder_decoder"
     start = _start(model, input_ids, decoder_input_ids) if two else input_ids
@@ -117,5 +117,12 @@ def _check_doubles(match: Match, checkpoint: Checkpoint) -> None:
 def _fill(model: Transformer, match: Match, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
     for name, tensor in _tensors(model).items():
         place = match.places[name]
-        if place.sources:
-            tensor.copy_(place.make(*(checkpoint.read(source, dtype) for source in place.sources)))
+        if not place.sources:
+            continue
+        try:
+            made = place.make(*(checkpoint.read(source, dtype) for source in place.sources))
+        except (RuntimeError, IndexError):  # torch's words for tensors that cannot be cut or put together
+            raise misfit(name, tuple(tensor.shape), place, checkpoint.shapes) from None
+        if made.shape != tensor.shape:
+            raise misfit(name, tuple(tensor.shape), place, checkpoint.shapes)
+        tensor.copy_(made)

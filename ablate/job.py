@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,8 +32,17 @@ class Job:
 class GateJob:
     """A variant that has to pass its gates, as plain data: the same as of a trial, and `limit` in seconds."""
 
-    settings: Mapping[str, Any]
+    settings: dict[str, Any]
     device: str
+    log: str
+    limit: float
+
+
+@dataclass(frozen=True)
+class BuildJob:
+    """Variants that are to be built without memory, as plain data; `limit` in seconds is for all of them."""
+
+    settings: list[dict[str, Any]]
     log: str
     limit: float
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from ablate.batches import check_corpus
@@ -86,20 +87,21 @@ def _matmul_flops_per_second() -> float:
     return 2 * n**3 * rounds / max(1e-9, time.perf_counter() - start)
 
 
-def checked(experiment: Experiment) -> Experiment:
+def checked(experiment: Experiment, fatal: Mapping[str, str] = MappingProxyType({})) -> Experiment:
     """The experiment after what only building shows: data too short for a step, a model or a cost that fails.
 
-    Every model is built once without memory. What is wrong with the baseline or a named variant raises `FileFaults`;
-    a combination is left out as invalid, with the reason.
+    Every model is built once without memory, but those that are known to be `fatal`, by the variant's name, with what
+    comes of it. What is wrong with the baseline or a named variant raises `FileFaults`; a combination is left out as
+    invalid, with the reason.
     """
-    found = {variant.name: list(_faults(experiment, variant)) for variant in experiment.variants}
+    found = {each.name: list(_faults(experiment, each, fatal.get(each.name))) for each in experiment.variants}
     alone = [fault for name, faults in found.items() if experiment.is_named(name) for fault in faults]
     if alone:
         raise told(experiment.found, Faults({fault.message: fault for fault in alone}.values()))
     return experiment.without({name: "; ".join(f.message for f in faults) for name, faults in found.items() if faults})
 
 
-def _faults(experiment: Experiment, variant: Variant) -> Iterator[SettingsError]:
+def _faults(experiment: Experiment, variant: Variant, fatal: str | None) -> Iterator[SettingsError]:
     try:
         check_corpus(experiment.corpus(variant), variant.settings.train)
     except SettingsError as fault:
@@ -107,18 +109,25 @@ def _faults(experiment: Experiment, variant: Variant) -> Iterator[SettingsError]
     if (threads := variant.settings.train.threads or 1) > (most := available_threads()):
         message = f"train.threads {threads} is more than the {most} that this process may use"
         yield SettingsError(("train", "threads"), message, f"leave it out, or give at most {most}")
+    if fatal:
+        yield _unbuildable(variant, fatal)
+        return
     try:
         has = count_parameters(lambda: Transformer(variant.settings.model))
         promised = _variant_plan(variant, None).cost.params_total
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a user's own choice may raise whatever it likes
-        message = printable(f"variant {variant.name} cannot be built: {type(error).__name__}: {error}")
-        yield SettingsError(("variants", variant.name), message, "the fault is in the code of one of its choices")
+        yield _unbuildable(variant, f"{type(error).__name__}: {error}")
         return
     if promised != has:
         message = f"variant {variant.name} promises {promised:,} parameters, has {has:,}"
         yield SettingsError(("variants", variant.name), message, "the fault is in params() of one of its choices")
+
+
+def _unbuildable(variant: Variant, why: str) -> SettingsError:
+    message = printable(f"variant {variant.name} cannot be built: {why}")
+    return SettingsError(("variants", variant.name), message, "the fault is in the code of one of its choices")
 
 
 def document(experiment: Experiment, plans: list[VariantPlan], machine: dict[str, Any], command: str) -> dict[str, Any]:

@@ -458,7 +458,8 @@ def _collect(faults: list[SettingsError], make: Any) -> Any:
 
 def _model(raw: Mapping[str, Any]) -> ModelSettings:
     faults: list[SettingsError] = []
-    ready = {**raw, **_choices(raw, {}, (), faults), **_rules(raw, raw, (), faults)}
+    usual = {slot: raw.get(slot) for slot in registry.SLOTS}
+    ready = {**raw, **_choices(raw, usual, (), faults), **_rules(raw, raw, (), faults)}
     if isinstance(own := raw.get("encoder"), Mapping):
         ready["encoder"] = _collect(faults, lambda: _encoder(own, raw, faults))
     faulty = {fault.path[:1] for fault in faults}
@@ -472,7 +473,8 @@ def _model(raw: Mapping[str, Any]) -> ModelSettings:
 
 def _encoder(raw: Mapping[str, Any], usual: Mapping[str, Any], faults: list[SettingsError]) -> EncoderSettings:
     path = ("encoder",)
-    ready = {**raw, **_choices(raw, usual, path, faults), **_rules(raw, {**usual, **raw}, path, faults)}
+    own = {place: _continued(given, usual.get(place)) for place in SLOT_OF if (given := raw.get(place)) is not None}
+    ready = {**raw, **_choices(raw, usual, path, faults), **_rules(raw, {**usual, **own}, path, faults)}
     return validated(EncoderSettings, ready, path)
 
 
@@ -513,11 +515,17 @@ def _choices(
 
 
 def _continued(raw: Any, usual: Any) -> Any:
-    """A choice that names no other one, with what the usual choice says beside it."""
-    base = {"name": usual} if isinstance(usual, str) else usual
-    if isinstance(raw, Mapping) and isinstance(base, Mapping) and raw.get("name", base.get("name")) == base.get("name"):
-        return {**base, **raw}
+    """A choice that names no other one, over what the usual choice says."""
+    own, base = ({"name": each} if isinstance(each, str) else each for each in (raw, usual))
+    if isinstance(own, Mapping) and isinstance(base, Mapping) and own.get("name", base.get("name")) == base.get("name"):
+        return _merged(base, own)
     return raw
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        return new
+    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
 
 
 # --- Resolution -------------------------------------------------------------------------------------------------------

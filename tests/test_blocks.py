@@ -137,6 +137,14 @@ def test_dropout_falls_on_what_sublayers_say_and_only_in_training(name: str) -> 
     assert (dropped > stream + 3).float().mean().item() == pytest.approx(0.5, abs=0.05)
 
 
+@pytest.mark.parametrize("name", ["sandwich", "reordered_norm"])
+def test_dropout_falls_behind_a_norm_that_is_in_the_residual_branch(name: str) -> None:
+    found, x = choice(name), torch.ones(1, 1, 4096)
+    norms: list[Function] = [lambda x: torch.full_like(x, 3)] * found.n_norms(1)
+    dropped = found.build(shape(residual_dropout=0.5)).train()(x, norms, [lambda x: x])
+    assert dropped.unique().tolist() == [1, 7]
+
+
 @pytest.mark.parametrize(
     ("changes", "alpha", "beta"),
     [

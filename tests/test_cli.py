@@ -62,7 +62,7 @@ def refused(*arguments: str) -> list[str]:
 
 
 def test_the_verbs_of_the_design_exist() -> None:
-    assert {"run", "plan", "report", "list", "describe", "status", "sync", "ui"} <= set(VERBS)
+    assert {"run", "plan", "report", "list", "describe", "status", "doctor", "sync", "ui"} <= set(VERBS)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -91,7 +91,7 @@ def test_the_same_options_say_the_same_of_a_run(verb: str) -> None:
     }
 
 
-@pytest.mark.parametrize("verb", ["plan", "list", "describe", "status", "report"])
+@pytest.mark.parametrize("verb", ["plan", "list", "describe", "status", "report", "doctor"])
 def test_whatever_prints_facts_takes_json(verb: str) -> None:
     assert "--json" in {option for parameter in main.commands[verb].params for option in parameter.opts}
 
@@ -222,6 +222,54 @@ def test_describe_a_file_and_one_of_its_variants(write: Write) -> None:
 )
 def test_describe_what_does_not_exist(target: str, lines: list[str]) -> None:
     assert refused("describe", target) == lines
+
+
+# --- doctor -----------------------------------------------------------------------------------------------------------
+
+TELLTALE = """
+from ablate.attention import mha
+from ablate.attention._grouped import GroupedQueryAttention
+
+class Module(GroupedQueryAttention):
+    def forward(self, x, *given):
+        print("a word")
+        return super().forward(x + x.mean(1, keepdim=True), *given)
+
+class Config(mha.Config):
+    def build(self, shape):
+        return Module(shape.d_model, shape.n_heads, shape.n_heads, self.head_dim)
+"""
+
+
+def test_doctor_leads_every_variant_through_its_gates(write: Write) -> None:
+    file = write("variants: {gqa: {attention: gqa}}")
+    found = facts("doctor", "--gates", str(file))
+    assert (found["name"], found["invalid"]) == ("tiny", [])
+    assert [(each["variant"], each["passed"]) for each in found["variants"]] == [("baseline", True), ("gqa", True)]
+    said = {gate["gate"]: (gate["result"], gate["detail"]) for gate in found["variants"][1]["gates"]}
+    assert said["builds"] == ("passed", "decoder layers 1, d_model 32, n_heads 4")
+    assert said["tied"] == ("not applicable", "the head has weights of its own")
+    assert said["gqa: with one key/value head it is mqa"][0] == "passed"
+    assert [path.name for path in Path().iterdir()] == ["tiny.yaml"], "nothing is left behind"
+
+
+def test_doctor_says_what_is_wrong_with_a_choice_of_ones_own(write: Write) -> None:
+    file = write("variants: {own: {attention: ./own.py}}\nvary: {n_heads: [4, 5]}")
+    Path("own.py").write_text(TELLTALE, encoding="utf-8")
+    done = ablate("doctor", "--gates", str(file))
+    assert done.exit_code == 1
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["own", "causal", "failed", "later", "tokens", "account", "for"] in [row[:7] for row in rows]
+    assert ["baseline", "causal", "passed"] in [row[:3] for row in rows]
+    assert "invalid: n_heads=5: d_model 32 is not divisible by n_heads 5" in done.stdout
+    assert done.stdout.splitlines()[-1] == "tiny: 1 of 2 variants passed"
+    assert "a word" not in done.output
+
+
+def test_doctor_of_what_is_no_experiment(write: Write) -> None:
+    assert refused("doctor", "--gates", "missing.yaml")[0].startswith("missing.yaml: cannot be read: ")
+    assert refused("doctor", "--gates", str(write("baseline: {n_layer: 2}")))[1] == "  did you mean 'n_layers'?"
+    assert "Missing option '--gates'" in refused("doctor")[-1]
 
 
 # --- Faults -----------------------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ DENSE: dict[str, tuple[dict[str, Any], Function]] = {
     "sigmoid": ({"name": "sigmoid"}, lambda x: 1 / (1 + math.exp(-x))),
     "tanh": ({"name": "tanh"}, math.tanh),
     "relu2": ({"name": "relu2"}, lambda x: max(0.0, x) ** 2),
+    "silu": ({"name": "silu"}, lambda x: x / (1 + math.exp(-x))),
 }
 GATED: dict[str, tuple[dict[str, Any], Function]] = {
     "swiglu": ({"name": "swiglu"}, lambda x: x / (1 + math.exp(-x))),

@@ -10,7 +10,7 @@ import pytest
 from ablate.batches import Batches, HeldOut
 from ablate.objectives import IGNORED, Batch, MaskedTokens, NextToken, Objective, SecondHalf, shifted
 
-MASK, START, WORDS = 50, 50, 50
+WORDS, MASK, START = 50, 60, 70
 FAMILIES: dict[str, Objective] = {
     "decoder": NextToken(),
     "encoder": MaskedTokens(mask=MASK, n_tokens=WORDS),
@@ -104,7 +104,7 @@ def test_of_the_chosen_80_percent_are_masked_10_replaced_and_10_left(masked: tup
     assert left.sum() / n == pytest.approx(0.1 + 0.1 / WORDS, abs=0.008)
     assert len(other) / n == pytest.approx(0.1 - 0.1 / WORDS, abs=0.008)
     counts = np.bincount(other, minlength=WORDS)
-    assert len(counts) == WORDS
+    assert len(counts) == WORDS, "any token of the text"
     assert counts.min() > 20
     assert counts.max() < 90
 
@@ -140,11 +140,12 @@ def test_what_is_drawn_does_not_depend_on_the_size_of_a_batch(family: str) -> No
         assert (whole == parts).all()
 
 
-def test_a_window_is_masked_anew_in_each_pass() -> None:
+def test_a_window_is_masked_anew_in_each_pass_and_for_each_seed() -> None:
     source = Batches(TEXT[:500], 20, 24, 0, FAMILIES["encoder"])
     assert source.windows_per_pass == 24
     chosen = [source.batch(step).targets != IGNORED for step in range(1, 6)]
     assert len({tuple(row) for each in chosen for row in each}) > 100, "no two windows are masked alike"
+    assert (batches("encoder", seed=1).batch(1).targets != IGNORED).tolist() != chosen[0][:5].tolist()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

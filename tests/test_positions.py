@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ablate import registry
 from ablate.choice import Faults, Shape
+from ablate.init import initialise
 from ablate.model import build
 from ablate.position import Position, PositionChoice
 from ablate.position.alibi import Alibi, slopes
@@ -386,14 +387,15 @@ def test_alibi_slopes_follow_the_released_rule(n_heads: int, expected: list[floa
     assert slopes(n_heads) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("n_heads", [2, 6])
+@pytest.mark.parametrize("n_heads", [2, 12])
 @pytest.mark.parametrize(("start", "first", "n_keys"), [(0, 0, 3), (2, 0, 5), (7, 4, 6), (1, 3, 4)])
 def test_alibi_falls_with_distance_on_both_sides(n_heads: int, start: int, first: int, n_keys: int) -> None:
     q, k = torch.zeros(1, n_heads, 3, 4, dtype=torch.float64), torch.zeros(1, 1, n_keys, 4, dtype=torch.float64)
     bias = Alibi(n_heads).bias(q, k, start, first)
     assert bias.shape == (n_heads, 3, n_keys)
     for h, t, s in product(range(n_heads), range(3), range(n_keys)):
-        assert bias[h, t, s].item() == -alibi_slopes(n_heads)[h] * abs(start + t - first - s)
+        expected = -alibi_slopes(n_heads)[h] * abs(start + t - first - s)
+        assert bias[h, t, s].item() == pytest.approx(expected, rel=1e-12)
 
 
 # --- T5 ---------------------------------------------------------------------------------------------------------------
@@ -509,6 +511,14 @@ def test_transformer_xl_is_the_papers_formula(start: int, tokens: int, first: in
     later = torch.ones(tokens, n_keys, dtype=torch.bool).triu(1 + start - first)
     hidden = later & causal
     torch.testing.assert_close(found.masked_fill(hidden, 0), expected.masked_fill(hidden, 0), atol=1e-12, rtol=0)
+
+
+def test_transformer_xls_own_weights_are_drawn_like_its_matrix() -> None:
+    module = RelativePosition(32, 8, 16)
+    initialise(module, "normal", 0.5, seed=0)
+    for parameter in module.parameters():
+        assert parameter.std().item() == pytest.approx(0.5, rel=0.2)
+    assert not torch.equal(module.key_bias, module.distance_bias)
 
 
 def test_transformer_xl_charges_a_causal_query_for_the_keys_it_sees() -> None:

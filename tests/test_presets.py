@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Expand, Refused
 
 from ablate import building, catalogue, commands, cost, meta, model, presets
 from ablate.settings import LayerSettings, ModelSettings
@@ -415,3 +416,30 @@ def test_a_tiny_version_is_small_in_every_way(name: str) -> None:
 
 def test_every_preset_has_a_tiny_version() -> None:
     assert all("tiny" in presets.scales(name) for name in NAMES)
+
+
+def test_scales_and_presets_are_axes(expand: Expand) -> None:
+    found = expand("baseline: {max_seq_len: 64}\nvary: {preset: [gpt2-124m, gemma-2-9b], scale: [tiny], n_heads: [4]}")
+    assert found.counts["planned"] == 3
+    assert not found.invalid
+    named = {each.name: each.settings.model for each in found.variants}
+    gemma = named["preset=gemma-2-9b,scale=tiny,n_heads=4"]
+    assert (gemma.max_seq_len, gemma.n_heads, gemma.block.name) == (128, 4, "sandwich")
+    assert [each.name for each in expand("baseline: {preset: llama, scale: tiny}\nvary: {scale: [tiny]}").variants] == [
+        "baseline"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("baseline: {preset: llama, scale: small}", "4:27: unknown scale of preset llama 'small'\n  known: tiny"),
+        ("baseline: {scale: tiny}", "4:12: a scale is that of a preset, and there is none"),
+        ("variants: {a: {scale: tiny}}", "5:16: a scale is that of a preset, and there is none"),
+        ("vary: {preset: [llama], scale: [tiny, small]}", "5:39: unknown scale of preset llama 'small'"),
+        ("baseline: {preset: llama, hf: x}", "4:27: 'hf' stands in place of 'preset' and 'scale'"),
+        ("baseline: {hf: nowhere}", "4:12: nowhere/config.json does not exist"),
+    ],
+)
+def test_a_model_that_can_start_nowhere_is_told_at_its_place(refused: Refused, lines: str, told: str) -> None:
+    assert told in refused(lines)

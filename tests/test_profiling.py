@@ -15,6 +15,7 @@ from torch import nn
 from ablate import cost, registry
 from ablate.cache import Cache
 from ablate.model import Transformer, build
+from ablate.objectives import objective_of
 from ablate.profiling import clock, decode, device, flops, kernels, memory
 from ablate.profiling.watch import Watch
 from ablate.settings import VariantSettings, resolved, typed
@@ -46,6 +47,19 @@ def variant(model: dict[str, Any] | None = None, **profile: Any) -> VariantSetti
     train = {"steps": 20, "batch_tokens": 64, "eval_every": 10}
     data = {"name": "random_tokens", "vocab_size": 32}
     return resolved(typed({"model": MODEL | (model or {}), "train": train, "data": data, "profile": profile}))
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "decoder": {},
+    "encoder": {"family": "encoder", "vocab_size": 33},
+    "encoder_decoder": {"family": "encoder_decoder", "vocab_size": 33, "encoder": {"n_layers": 3}},
+}
+
+
+def with_attention(name: str) -> dict[str, Any]:
+    """And a position scheme that it can have."""
+    rotates = "rotate" in registry.config_class("attention", name).offers
+    return {"attention": name, "position": "rope" if rotates else "none"}
 
 
 def prompts(batch: int, tokens: int) -> torch.Tensor:
@@ -209,13 +223,82 @@ def test_every_cell_is_measured_and_the_first_gives_the_columns() -> None:
 @pytest.mark.parametrize("attention", registry.names("attention"))
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_every_cache_holds_what_it_promised(attention: str, precision: str) -> None:
-    settings = variant({"attention": attention}, decode={"context": [8], "new_tokens": 4}, rounds=1)
+    settings = variant(with_attention(attention), decode={"context": [8], "new_tokens": 4}, rounds=1)
     model = build(settings.model)
     assert decode.cache_mismatch(model, settings.profile.decode, prompts) is None
     model = model if precision == "fp32" else decode.copy_as(model, torch.bfloat16)
     found = decode.profile(model, settings.profile, precision, prompts, clock.clock_for(CPU))
     assert found.problems == []
     assert found.columns["kv_cache_bytes_measured"] == cost.cache_bytes(settings.model, 1, 12, precision)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        FAMILIES["encoder_decoder"],
+        FAMILIES["encoder_decoder"] | {"attention": "mla", "cross_attention": "gqa"},
+        {"attention": {"name": "gqa", "window": 4}},
+        {"layers": [{"first": 1, "attention": {"name": "gqa", "window": 4}}]},
+    ],
+)
+def test_a_cache_holds_what_it_promised_of_sources_and_windows(model: dict[str, Any]) -> None:
+    settings = variant(model, decode={"batch": [2], "context": [10], "new_tokens": 4}, rounds=1)
+    built = build(settings.model)
+    assert decode.cache_mismatch(built, settings.profile.decode, prompts) is None
+    found = decode.profile(built, settings.profile, "fp32", prompts, clock.clock_for(CPU))
+    assert found.problems == []
+    room = (5, "fp32", 10) if settings.model.family == "encoder_decoder" else (14, "fp32")
+    assert found.columns["kv_cache_bytes_measured"] == cost.cache_bytes(settings.model, 2, *room) > 0
+
+
+def test_an_encoder_decoder_reads_its_source_once_and_starts_from_the_start_token() -> None:
+    settings = variant(FAMILIES["encoder_decoder"]).model
+    model, source = build(settings).eval(), prompts(2, 9)
+    encoded: list[int] = []
+    model.encoder.register_forward_hook(lambda *_: encoded.append(1))
+    started: list[int] = []
+    model.decoder.register_forward_hook(lambda _, given, __: started.append(given[1].tolist()))
+    run = decode.generate(model, source, new_tokens=3, clock=clock.clock_for(CPU))
+    assert len(encoded) == 1
+    assert started[0] == [[32], [32]]
+    assert len(started) == 1 + 3, "the start token, and every new one"
+    assert run.written_bytes == cost.cache_bytes(settings, 2, 4, "fp32", 9)
+    assert run.allocated_bytes == run.written_bytes
+
+
+def test_a_source_that_is_read_again_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = variant(FAMILIES["encoder_decoder"], decode={"context": [8], "new_tokens": 4})
+    model = build(settings.model)
+    forward = type(model.decoder.layers[0].cross_attention).forward
+
+    def forgetful(self: Any, x: Any, position: Any, start: int, mask: Any, cache: Any, memory: Any = None) -> Any:
+        out = forward(self, x, position, start, mask, cache, memory)
+        return out if memory is not None else 0 * out
+
+    monkeypatch.setattr(type(model.decoder.layers[0].cross_attention), "forward", forgetful)
+    assert decode.cache_mismatch(model, settings.profile.decode, prompts) is not None
+
+
+@pytest.mark.parametrize("model", [FAMILIES["encoder"], {"attention": {"name": "mha", "causal": False}}])
+def test_what_cannot_write_is_read_alone(model: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Transformer, "new_cache", None)
+    cells = {"prefill": {"batch": [1, 2], "tokens": [8]}, "decode": {"context": [8], "new_tokens": 4}}
+    asked = variant(model, **cells)
+    assert decode.refusal(asked.model)
+    settings = decode.feasible(asked)
+    assert settings.profile.decode is None
+    assert settings.profile.prefill == asked.profile.prefill
+    found = decode.profile(build(settings.model), settings.profile, "fp32", prompts, clock.clock_for(CPU))
+    assert {cell[:3] for cell in by_cell(found)} == {("prefill", 1, 8), ("prefill", 2, 8)}
+    assert set(found.columns) == {"prefill_tokens_per_second", "prefill_seconds_p50"}
+    assert found.problems == []
+
+
+@pytest.mark.parametrize("family", ["decoder", "encoder_decoder"])
+def test_what_can_write_does_all_that_is_asked(family: str) -> None:
+    asked = variant(FAMILIES[family], decode={"context": [8], "new_tokens": 4})
+    assert decode.refusal(asked.model) is None
+    assert decode.feasible(asked) == asked
 
 
 def test_the_first_round_is_warm_up_and_the_rest_give_median_and_spread() -> None:
@@ -410,6 +493,10 @@ def test_kernels_are_those_that_ran() -> None:
     flash = "_scaled_dot_product_flash_attention_for_cpu"
     assert {flash, f"{flash}_backward"} <= set(kernels.training_kernels(plain, {"input_ids": prompts(1, 16)}, "fp32"))
     assert flash in kernels.decoding_kernels(plain, prompts(1, 16))
+    both = build(variant(FAMILIES["encoder_decoder"]).model)
+    inputs = {"input_ids": prompts(1, 16), "decoder_input_ids": prompts(1, 8)}
+    assert {flash, f"{flash}_backward"} <= set(kernels.training_kernels(both, inputs, "fp32"))
+    assert flash in kernels.decoding_kernels(both, prompts(1, 16))
 
 
 def test_dropout_on_attention_is_seen_to_take_another_path() -> None:
@@ -425,14 +512,27 @@ def test_dropout_on_attention_is_seen_to_take_another_path() -> None:
 @pytest.mark.parametrize("feed_forward", registry.names("feed_forward"))
 @pytest.mark.parametrize("attention", registry.names("attention"))
 def test_promised_flops_are_those_counted(attention: str, feed_forward: str) -> None:
-    choices = {"attention": attention, "feed_forward": feed_forward}
-    settings = variant(choices).model
+    settings = variant(with_attention(attention) | {"feed_forward": feed_forward}).model
     model = build(settings).eval()
     with torch.no_grad():
         counted = flops.count_flops(lambda: model(prompts(2, 24)))
     promised = cost.cost(settings, 24, discount=False).flops_per_token
     assert promised is not None
     assert counted == pytest.approx(2 * 24 * promised, rel=0.01)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tokens", [24, 25])
+def test_flops_are_shared_among_the_tokens_that_a_family_processes(family: str, tokens: int) -> None:
+    settings = variant(FAMILIES[family] | {"position": "none"}).model
+    windows = np.random.default_rng(0).integers(0, 32, (2, tokens + 1))
+    batch = objective_of(settings, 32).batch(windows, lambda n: np.zeros((2, n), dtype=np.uint64))
+    inputs = {name: torch.from_numpy(array.copy()) for name, array in batch.inputs.items()}
+    model = build(settings).eval()
+    with torch.no_grad():
+        counted = flops.count_flops(lambda: model(**inputs))
+    assert [inputs[name].shape[1] for name in inputs] == list(cost.lengths(settings, tokens).values())
+    assert counted == pytest.approx(2 * tokens * cost.cost(settings, tokens, discount=False).flops_per_token, rel=1e-3)
 
 
 def test_backward_costs_twice_forward_and_attention_half_more() -> None:

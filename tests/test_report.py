@@ -520,6 +520,16 @@ def test_a_corpus_read_more_than_once_is_said(plain_text: Any) -> None:
     assert "corpus was read" not in plain_text(results([trial("baseline", 0, 2.5, corpus_passes=0.9)]))
 
 
+def test_losses_of_different_families_are_not_compared_in_silence(plain_text: Any) -> None:
+    def told(*families: str) -> str:
+        names = dict(zip(("baseline", "other"), families, strict=True))
+        variants = [entry(name, range(1), config={"family": family}) for name, family in names.items()]
+        return plain_text(results([trial(name, 0, 2.5) for name in names], variants))
+
+    assert "(decoder, encoder) is taught something else: their losses do not compare" in told("decoder", "encoder")
+    assert "taught something else" not in told("encoder", "encoder")
+
+
 # --- Numbers, profiles, escapes ---------------------------------------------------------------------------------------
 
 

@@ -17,8 +17,10 @@ import pytest
 from click.testing import CliRunner
 
 import ablate
-from ablate.child import explain
+from ablate import gatekeeper
+from ablate.child import Child, explain
 from ablate.cli import main
+from ablate.job import GateJob
 from ablate.results import Results
 
 TINY = """
@@ -206,7 +208,7 @@ class Nothing(nn.Module):
         super().__init__()
         self.out = nn.Linear(d_model, d_model)
 
-    def forward(self, x, position, start, mask=None, cache=None):
+    def forward(self, x, position, start, mask=None, cache=None, memory=None):
         %s
         return self.out(x)
 
@@ -241,6 +243,16 @@ def test_a_choice_of_ones_own_runs_by_path_and_by_dotted_name(
 
 
 FAULTS = {
+    "raises": ("raise KeyError('gone')", "builds: KeyError: 'gone' (raises.py, line 14)"),
+    "nan": ("x = x * float('nan')", "builds: 100% of the logits are not finite"),
+    "shape": ("x = x[:, :-1]", "builds: RuntimeError"),
+    "leaks": ("x = x + x.mean(1, keepdim=True)", "causal: later tokens account for"),
+    "cached": ("x = x + (start > 0)", "cached: cached and full logits differ by"),
+    "aborts": ("import os; os.abort()", "builds: signal 6 (SIGABRT)"),
+    "leaves": ("import os; os._exit(3)", "builds: the process ended with exit status 3 and no word"),
+    "grows": ("bytearray(2**40)", "builds: MemoryError"),
+}
+LATER = {
     "raises": ("raise KeyError('gone')", "crashed", "KeyError"),
     "nan": ("x = x * float('nan')", "diverged", "step 1"),
     "shape": ("x = x[:, :-1]", "crashed", "RuntimeError"),
@@ -252,16 +264,82 @@ FAULTS = {
 }
 
 
-def test_a_choice_of_ones_own_that_fails_is_a_row(tmp_path: Path) -> None:
-    for name, (fault, _, _) in FAULTS.items():
+def test_a_choice_of_ones_own_that_is_not_what_it_says_is_a_row_and_the_rest_runs(tmp_path: Path) -> None:
+    for name, (fault, _) in FAULTS.items():
         (tmp_path / f"{name}.py").write_text(ZEROS % fault, encoding="utf-8")
-    write(tmp_path, *(f"{name}: {{attention: {tmp_path / name}.py}}" for name in FAULTS))
+    (tmp_path / "prints.py").write_text(ZEROS % "print('a word')", encoding="utf-8")
+    variants = (*FAULTS, "prints")
+    write(tmp_path, *(f"{name}: {{attention: {tmp_path / name}.py}}" for name in variants))
+    code, output = run(tmp_path, "--set", "seeds=2")
+    assert code == 1, output
+    trials = ablate.load(tmp_path / "results/tiny").trials
+    outcomes = dict.fromkeys(("baseline", "prints"), "ok") | dict.fromkeys(FAULTS, "gate_failed")
+    assert sorted(zip(trials["variant"], trials["status"], strict=True)) == sorted([*outcomes.items()] * 2)
+    refused = trials[trials["status"] == "gate_failed"]
+    for _, row in refused.iterrows():
+        assert row["reason"].startswith(FAULTS[row["variant"]][1])
+        assert row["phase"] == "gates"
+        assert pd.isna(row["wall_seconds"])
+    raised = refused[refused["variant"] == "raises"]["log"].unique()
+    assert [(tmp_path / "results/tiny" / log).read_text("utf-8").count("KeyError: 'gone'") for log in raised] == [2]
+    assert "gate_failed" in (tmp_path / "reports/tiny/report.md").read_text(encoding="utf-8")
+
+
+def test_a_choice_of_ones_own_that_fails_later_is_a_row(tmp_path: Path) -> None:
+    for name, (fault, _, _) in LATER.items():
+        late = f"if x.shape[1] == 16: {fault}"  # at the gates sequences are shorter
+        (tmp_path / f"{name}.py").write_text(ZEROS % late, encoding="utf-8")
+    write(tmp_path, *(f"{name}: {{attention: {tmp_path / name}.py}}" for name in LATER))
     code, output = run(tmp_path)
     assert code == 1, output
     trials = rows(tmp_path)
-    assert trials["status"].to_dict() == {"baseline": "ok"} | {name: fault[1] for name, fault in FAULTS.items()}
-    for name, (_, _, word) in FAULTS.items():
+    assert trials["status"].to_dict() == {"baseline": "ok"} | {name: fault[1] for name, fault in LATER.items()}
+    for name, (_, _, word) in LATER.items():
         assert word in trials.loc[name, "reason"]
+
+
+def test_a_variant_that_hangs_at_its_gates_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sign = tmp_path / "hangs.txt"
+    hang = f"import pathlib, time; pathlib.Path({str(sign)!r}).touch(); time.sleep(1000)"
+    (tmp_path / "hangs.py").write_text(ZEROS % hang, encoding="utf-8")
+    write(tmp_path, f"hangs: {{attention: {tmp_path}/hangs.py}}", "gqa: {attention: gqa}")
+
+    def overdue(child: Child) -> bool:
+        hangs = child.phase == "builds" and sign.exists()
+        sign.unlink() if hangs else None
+        return hangs
+
+    monkeypatch.setattr(Child, "overdue", overdue)
+    assert run(tmp_path, "--workers", "1")[0] == 1
+    trials = rows(tmp_path)
+    assert trials["status"].to_dict() == {"baseline": "ok", "hangs": "gate_failed", "gqa": "ok"}
+    assert trials.loc["hangs", "reason"] == "builds: still at it after 120 s"
+
+
+def test_gates_have_a_limit_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gatekeeper, "LIMIT_SECONDS", 0.0)
+    write(tmp_path)
+    assert run(tmp_path)[0] == 1
+    assert rows(tmp_path)["reason"].str.endswith("still at it after 0 s").all()
+
+
+def test_a_model_goes_through_its_gates_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    led: list[GateJob] = []
+    monkeypatch.setattr(gatekeeper, "Child", lambda start, job: (led.append(job), Child(start, job))[1])
+    write(tmp_path, "slow: {train: {lr: 1e-4}}", "gqa: {attention: gqa}")
+    assert run(tmp_path, "--set", "seeds=2")[0] == 0
+    assert len(led) == 2, "one for two variants that are trained differently, one for the other"
+    assert run(tmp_path, "--set", "seeds=2", "--set", "profile.decode.context=[4]")[0] == 0
+    assert len(led) == 2, "what is stored needs no gates"
+    assert run(tmp_path, "--set", "seeds=[0, 2]", "--set", "profile.decode.context=[4]")[0] == 0
+    assert len(led) == 4
+
+
+def test_fail_fast_trains_nothing_after_a_failed_gate(tmp_path: Path) -> None:
+    (tmp_path / "leaks.py").write_text(ZEROS % "x = x + x.mean(1, keepdim=True)", encoding="utf-8")
+    write(tmp_path, f"leaks: {{attention: {tmp_path}/leaks.py}}", "gqa: {attention: gqa}")
+    assert run(tmp_path, "--workers", "1", "--fail-fast")[0] == 1
+    assert rows(tmp_path)["status"].to_dict() == {"leaks": "gate_failed"}
 
 
 def test_exit_codes_are_explained() -> None:

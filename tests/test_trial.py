@@ -181,6 +181,9 @@ def test_text_has_bits_per_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     text = type(corpus)(corpus.train, corpus.validation, 16, "", 2.0, "")
     monkeypatch.setattr(RandomTokens, "corpus", lambda _: text)
     parent = performed(job(("train",)))
+    assert (
+        performed(job(("train",), model={"family": "encoder", "vocab_size": 17})).columns["val_bits_per_byte"] is None
+    )
     bits = parent.columns["val_loss"] / math.log(2) / 2
     assert parent.columns["val_bits_per_byte"] == pytest.approx(bits)
     points = [p["value"] for p in parent.table("curve") if p["metric"] == "bits_per_byte"]
@@ -193,6 +196,35 @@ def test_the_same_job_gives_the_same_numbers(done: Parent) -> None:
     assert again.table("curve") == done.table("curve")
     exact = ("val_loss", "train_loss", "best_val_loss", "batch_order_hash", "kv_cache_bytes_measured", "kernels")
     assert {name: again.columns[name] for name in exact} == {name: done.columns[name] for name in exact}
+
+
+def test_an_encoder_is_ok_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ablate.model.Transformer.new_cache", None)
+    parent = performed(job(model={"family": "encoder", "vocab_size": 17}))
+    assert parent.outcome == ("ok", "profile", "")
+    assert math.isfinite(parent.columns["val_loss"])
+    assert parent.columns["tokens"] == 8 * 64, "all that is read, not the eighth that is told"
+    assert parent.columns["prefill_tokens_per_second"] > 0
+    assert not {name for name in parent.columns if "decode" in name or "kv_cache" in name}
+    assert {row["phase"] for row in parent.table("profiles")} == {"prefill"}
+    assert list(json.loads(parent.columns["kernels"])) == ["train"]
+
+
+def test_a_decoder_that_looks_both_ways_is_ok_without_a_cache() -> None:
+    attention = {"name": "mqa", "causal": False}
+    parent = performed(job(("profile",), model={"attention": attention}))
+    assert parent.outcome == ("ok", "profile", "")
+    assert not {name for name in parent.columns if "decode" in name or "kv_cache" in name}
+
+
+def test_an_encoder_decoder_keeps_its_source_in_the_cache(done: Parent) -> None:
+    whole = job(model={"family": "encoder_decoder", "vocab_size": 17})
+    parent = performed(whole)
+    assert parent.outcome == ("ok", "profile", "")
+    assert set(done.columns) <= set(parent.columns), "nothing is missing that a decoder has"
+    settings = typed(whole.settings).model
+    assert parent.columns["kv_cache_bytes_measured"] == cost.cache_bytes(settings, 1, 5, "fp32", 8)
+    assert "decoder.layers.0.feed_forward.dropped_fraction" in json.loads(parent.columns["module_metrics"])
 
 
 def test_without_decode_nothing_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:

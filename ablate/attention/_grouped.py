@@ -14,6 +14,7 @@ from ablate.cache import Cache
 from ablate.choice import Real, SettingsError, Shape, Size
 from ablate.linear import PackedLinear
 from ablate.position import Position
+from ablate.rms import RMSNorm
 
 Kernel = Literal["sdpa", "math", "flex"]
 QKNorm = Literal["none", "head", "projection", "l2"]
@@ -60,7 +61,7 @@ class GroupedQueryAttention(nn.Module):
         self.qk_norm, self.eps = qk_norm, qk_norm_eps
         if qk_norm in ("head", "projection"):
             q_width, k_width = widths[:2] if qk_norm == "projection" else (head_dim, head_dim)
-            self.q_norm, self.k_norm = (nn.RMSNorm(width, eps=qk_norm_eps) for width in (q_width, k_width))
+            self.q_norm, self.k_norm = (RMSNorm(width, qk_norm_eps) for width in (q_width, k_width))
 
     def forward(
         self,
@@ -105,7 +106,7 @@ class GroupedQueryAttention(nn.Module):
 
     def _heads(self, part: Tensor, norm: str) -> Tensor:
         """`(B, T, H·d)` to `(B, H, T, d)`, normalised before or after the cut where it is a query or a key."""
-        scaled: nn.RMSNorm | None = None
+        scaled: RMSNorm | None = None
         if norm and self.qk_norm in ("head", "projection"):
             scaled = self.q_norm if norm == "q" else self.k_norm
         if scaled is not None and self.qk_norm == "projection":
@@ -154,10 +155,12 @@ class GroupedChoice(AttentionChoice):
         return super().crossing().model_copy(update={"window": None, "chunk": None})
 
     def resolve(self, shape: Shape) -> Self:
-        """The width of a head, the norm's eps and the kernel as they are meant."""
+        """The width of a head, the scale, the norm's eps and the kernel as they are meant."""
+        width = self.head_dim or even_head_dim(shape)
         eps = None if self.qk_norm == "none" else self.qk_norm_eps or 1e-6
-        done = self.with_defaults(head_dim=even_head_dim(shape)) if self.head_dim is None else self
-        return done.with_defaults(kernel="math" if self.softcap else "sdpa").model_copy(update={"qk_norm_eps": eps})
+        scale = None if self.scale == width**-0.5 else self.scale
+        kernel = self.kernel or ("math" if self.softcap else "sdpa")
+        return self.model_copy(update={"head_dim": width, "qk_norm_eps": eps, "scale": scale, "kernel": kernel})
 
     def twin(self, shape: Shape) -> Self:
         """Narrow heads, windows and chunks of a few tokens, a kernel that runs everywhere."""

@@ -24,6 +24,7 @@ from ablate.cache import Cache
 from ablate.choice import Identity, Real, SettingsError, Shape, Size
 from ablate.linear import PackedLinear
 from ablate.position import Position
+from ablate.rms import RMSNorm
 
 
 class LatentAttention(nn.Module):
@@ -59,9 +60,9 @@ class LatentAttention(nn.Module):
             self.compress_kv = PackedLinear(d_model, (kv_lora_rank, qk_rope_head_dim))
         else:
             self.compress = PackedLinear(d_model, (first, kv_lora_rank, qk_rope_head_dim))
-        self.q_norm = nn.RMSNorm(q_lora_rank, eps=1e-6) if q_lora_rank else nn.Identity()
+        self.q_norm = RMSNorm(q_lora_rank) if q_lora_rank else nn.Identity()
         self.q_up = nn.Linear(q_lora_rank, n_heads * width, bias=False) if q_lora_rank else nn.Identity()
-        self.kv_norm = nn.RMSNorm(kv_lora_rank, eps=1e-6)
+        self.kv_norm = RMSNorm(kv_lora_rank)
         self.kv_up = nn.Linear(kv_lora_rank, n_heads * (qk_nope_head_dim + v_head_dim), bias=False)
         self.out = nn.Linear(n_heads * v_head_dim, d_model, bias=False)
 
@@ -151,15 +152,15 @@ class Config(AttentionChoice):
     kernel: Kernel | None = Field(None, description="what computes it; sdpa, or math with a softcap, unless given")
 
     def resolve(self, shape: Shape) -> Self:
-        """All widths as numbers, and the kernel."""
-        self = self.with_defaults(kernel="math" if self.softcap else "sdpa")
-        widths = (self.kv_lora_rank, self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim)
-        if None not in widths:
-            return self
-        head = even_head_dim(shape)
-        return self.with_defaults(
-            kv_lora_rank=4 * head, qk_nope_head_dim=head, qk_rope_head_dim=2 * max(1, head // 4), v_head_dim=head
-        )
+        """All widths as numbers, the scale and the kernel as they are meant."""
+        done = self.with_defaults(kernel="math" if self.softcap else "sdpa")
+        if None in (self.kv_lora_rank, self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim):
+            head = even_head_dim(shape)
+            done = done.with_defaults(
+                kv_lora_rank=4 * head, qk_nope_head_dim=head, qk_rope_head_dim=2 * max(1, head // 4), v_head_dim=head
+            )
+        width = (done.qk_nope_head_dim or 0) + (done.qk_rope_head_dim or 0)
+        return done.model_copy(update={"scale": None}) if done.scale == width**-0.5 else done
 
     def twin(self, shape: Shape) -> Self:
         """Small latents."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,9 @@ class Match:
 
 def matched(layout: Layout, ours: Iterable[str], theirs: Iterable[str]) -> Match:
     """Where each of our tensors is. Raises `Faults` that name what is missing and what is left over."""
-    named = _Names(layout, theirs)
-    places = {name: _found(layout.place(name), named) for name in ours}
+    asked = {name: layout.place(name) for name in ours}
+    named = _Names(layout, theirs, {source for place in asked.values() for source in place.sources})
+    places = {name: _found(place, named) for name, place in asked.items()}
     missing = [source for place in places.values() for source in place.sources if source not in named.files]
     equal = {file: named.taken[original] for file, original in named.copies() if original in named.taken}
     computed = {file: layout.computed[name] for name, file in named.left() if name in layout.computed}
@@ -43,27 +45,24 @@ def matched(layout: Layout, ours: Iterable[str], theirs: Iterable[str]) -> Match
     return Match(places, equal, computed)
 
 
-def check_shapes(match: Match, ours: Mapping[str, Tensor], theirs: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises `Faults` for the first tensor of another shape than `config.json` asks for. Reads no tensor."""
-    import torch
-
+def check_sizes(match: Match, ours: Mapping[str, Tensor], theirs: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises `Faults` for the first tensor that has not as many numbers as `config.json` asks for. Reads none."""
     for name, place in match.places.items():
-        given = [torch.empty(theirs[source], device="meta") for source in place.sources]
-        try:
-            made = place.make(*given).shape if given else ours[name].shape
-        except (RuntimeError, IndexError):
-            made = None
-        if made != ours[name].shape:
-            parts = " and ".join(f"'{source}' {list(theirs[source])}" for source in place.sources)
-            want = f"config.json asks for {list(ours[name].shape)} in '{name}'"
-            raise refusal(f"{parts} of the checkpoint: {'does not fit' if made is None else list(made)}; {want}")
+        if place.sources and sum(math.prod(theirs[source]) for source in place.sources) != ours[name].numel():
+            raise misfit(name, tuple(ours[name].shape), place, theirs)
+
+
+def misfit(name: str, shape: tuple[int, ...], place: Place, theirs: Mapping[str, tuple[int, ...]]) -> Faults:
+    """The fault of tensors that cannot be made into ours of `shape`."""
+    parts = " and ".join(f"'{source}' {list(theirs[source])}" for source in place.sources)
+    return refusal(f"{parts} of the checkpoint: config.json asks for {list(shape)} in '{name}'")
 
 
 class _Names:
-    """The file's names by those that the layout has for them, and which of them are taken."""
+    """The file's names by those that the layout has for them, which of them are `asked` for, and which are taken."""
 
-    def __init__(self, layout: Layout, theirs: Iterable[str]) -> None:
-        self.layout = layout
+    def __init__(self, layout: Layout, theirs: Iterable[str], asked: Collection[str]) -> None:
+        self.layout, self.asked = layout, asked
         self.files = set(theirs)
         self.by_name: dict[str, str] = {}
         self.taken: dict[str, str] = {}
@@ -76,9 +75,10 @@ class _Names:
             self.by_name[name] = file
 
     def take(self, name: str) -> str | None:
-        """The file's tensor that the layout calls `name`, which may be without its prefix."""
-        short = name.removeprefix(self.layout.prefix)
-        known = next((each for each in (name, short) if each in self.by_name), None)
+        """The file's tensor that the layout calls `name`: perhaps without its prefix, or by the name of a copy."""
+        copies = [each for each, of in self.layout.copies.items() if of == name and each not in self.asked]
+        names = [x for each in (name, *copies) for x in (each, each.removeprefix(self.layout.prefix))]
+        known = next((each for each in names if each in self.by_name), None)
         if known is not None:
             self.taken[name] = self.by_name[known]
         return self.taken.get(name)

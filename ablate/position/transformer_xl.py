@@ -30,6 +30,10 @@ class RelativePosition(Position):
         self.key_bias = nn.Parameter(torch.zeros(n_heads, head_dim))
         self.distance_bias = nn.Parameter(torch.zeros(n_heads, head_dim))
 
+    def matrices(self) -> tuple[Tensor, Tensor]:
+        """What `ablate.init` draws beside W, as the released code does."""
+        return self.key_bias.detach(), self.distance_bias.detach()
+
     def bias(self, q: Tensor, k: Tensor, start: int, first: int) -> Tensor:
         """The biases `(B, H, T, K)`."""
         n_queries, n_keys, scale = q.shape[-2], k.shape[-2], q.shape[-1] ** -0.5
@@ -56,7 +60,7 @@ class Config(PositionChoice):
     shared: ClassVar[bool] = False
 
     def build(self, shape: Shape, rotary_dim: int) -> RelativePosition:
-        """The module; u and v start at zero, like all biases."""
+        """The module."""
         return RelativePosition(shape.d_model, shape.n_heads, rotary_dim, shape.causal)
 
     def params(self, shape: Shape, rotary_dim: int) -> int:

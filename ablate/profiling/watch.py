@@ -21,7 +21,9 @@ Points = Callable[[int, int, str, dict[str, float]], None]
 class Watch:
     """What `train` calls an observer. Evaluations are in none of the figures but their own.
 
-    `begin` is when the trial was asked for, by `time.perf_counter`.
+    Tokens are those of the text that a step goes through, whatever part of them enters the loss: all that an encoder
+    reads, masked or not, and the source and target of an encoder-decoder. `begin` is when the trial was asked for, by
+    `time.perf_counter`.
     """
 
     def __init__(

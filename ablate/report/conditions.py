@@ -160,6 +160,7 @@ def _cautions(evidence: Evidence) -> Iterator[str]:
     for column, label in SAME_FOR_ALL.items():
         yield from _differing(evidence, column, label)
     yield from _other_batches(evidence)
+    yield from _other_objectives(evidence)
     if _is_dirty(evidence):
         yield "The code had changes that are not in its git commit."
 
@@ -244,6 +245,13 @@ def _other_batches(evidence: Evidence) -> Iterator[str]:
     seeds = [str(seed) for seed, found in sorted(hashes.items()) if len(found) > 1]
     if seeds:
         yield f"Not all variants of one seed saw the same batches (seed {', '.join(seeds)})."
+
+
+def _other_objectives(evidence: Evidence) -> Iterator[str]:
+    configs = [each.facts.get("config") or {} for each in evidence.variants]
+    families = sorted({str(config["family"]) for config in configs if config.get("family")})
+    if len(families) > 1:
+        yield f"Each family ({list_of(families)}) is taught something else: their losses do not compare."
 
 
 # --- The variants -----------------------------------------------------------------------------------------------------
