@@ -344,7 +344,6 @@ def status(as_json: bool, **options: Any) -> int:
 @main.command()
 @click.option("--gates", "file", required=True, metavar="FILE", help="Lead every variant of FILE through its gates.")
 @SET
-@DEVICE
 @WORKERS
 @MAX_TRIALS
 @JSON

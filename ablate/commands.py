@@ -286,12 +286,12 @@ def gates(wanted: Wanted) -> dict[str, Any]:
     from ablate import child, gatekeeper, machine
 
     experiment = read(wanted, rehearsed=True)
-    resources = machine.share(wanted.device, wanted.workers, bytes_each=0)
+    workers = machine.share("cpu", wanted.workers, bytes_each=0).workers
     with child.environment(threads=1):
-        child.warm_up(child.context(resources.device))
+        child.warm_up(child.context("cpu"))
     with TemporaryDirectory() as folder:
         logs = {variant.name: Path(folder, f"{i}.log") for i, variant in enumerate(experiment.variants)}
-        checked = list(gatekeeper.check(logs, experiment.variants, resources, lambda: False))
+        checked = list(gatekeeper.check(logs, experiment.variants, workers, lambda: False))
     said = {each.variant.name: [asdict(verdict) for verdict in each.verdicts] for each in checked}
     passed = {each.variant.name: each.fault is None for each in checked}
     names = [variant.name for variant in experiment.variants]

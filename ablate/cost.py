@@ -184,7 +184,7 @@ def cache_elements(settings: ModelSettings, tokens: int, source_tokens: int = 0)
     0 where nothing is decoded token by token; None where a choice does not say.
     """
     stack = settings.stacks[-1]
-    if not settings.is_causal:
+    if stack.name == "encoder" or not settings.is_causal:
         return 0
     total = 0
     for layer, times in stack.distinct_layers():

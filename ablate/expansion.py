@@ -263,10 +263,13 @@ class _Expansion:
         return self._placed(place, make)
 
     def _variant(self, name: str, settings: VariantSettings, corpus: Corpus) -> Variant:
-        whole = self._resolved(settings, corpus)
+        whole, written = self._resolved(settings, corpus), settings.model_dump(mode="json")
         if name == BASELINE:
+            self.written = written
             return Variant(name, whole, corpus)
-        return Variant(name, whole, corpus, dict(differences(self.baseline.plain, whole.model_dump(mode="json"))))
+        said = {path.partition(".")[0] for path, _ in differences(self.written, written)}
+        found = differences(self.baseline.plain, whole.model_dump(mode="json"))
+        return Variant(name, whole, corpus, {path: new for path, new in found if path.partition(".")[0] in said})
 
     def _placed(self, place: Path, make: Callable[[], T], combination: Mapping[str, Any] | None = None) -> T:
         """What `make` gives; its faults, told at the place in the file that they come from."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +15,6 @@ from pathlib import Path
 from ablate import child
 from ablate.child import Child
 from ablate.job import BuildJob, GateJob, Verdict
-from ablate.machine import Resources
 from ablate.variant import Variant, canonical_json
 
 LIMIT_SECONDS = 120.0
@@ -38,21 +39,22 @@ class Checked:
 
 
 def check(
-    logs: dict[str, Path], variants: Sequence[Variant], resources: Resources, stopped: Callable[[], bool]
+    logs: dict[str, Path], variants: Sequence[Variant], workers: int, stopped: Callable[[], bool]
 ) -> Iterator[Checked]:
-    """Lead the variants through their gates, a few at a time; each as it is done, until all are or it is `stopped`.
+    """Lead the variants through their gates, `workers` at a time; each as it is done, until all are or it is `stopped`.
 
-    Variants of one model, which differ in how they are trained, go together. What a variant prints goes to the file
-    that `logs` has for its name; of several to that of the first.
+    Whatever the trials run on, this is done on the CPU: what a variant is does not depend on the device. Variants of
+    one model, which differ in how they are trained, go together. What a variant prints goes to the file that `logs` has
+    for its name; of several to that of the first.
     """
-    start = child.context(resources.device)
+    start = child.context("cpu")
     waiting, running = list(reversed(_alike(variants))), list[_AtGates]()
     try:
         while (waiting or running) and not stopped():
-            while waiting and len(running) < resources.workers:
+            while waiting and len(running) < workers:
                 group = waiting.pop()
                 log = logs[group[0].name]
-                job = GateJob(group[0].plain, resources.device, str(log), LIMIT_SECONDS)
+                job = GateJob(group[0].plain, str(log), LIMIT_SECONDS)
                 running.append(_AtGates(group, log, datetime.now(UTC), _Errand(start, job)))
             wait([each for one in running for each in one.errand.child.waitables()], _POLL_SECONDS)
             for one in [one for one in running if one.errand.is_done()]:
@@ -73,14 +75,15 @@ def rehearse(variants: Sequence[Variant]) -> dict[str, str]:
     while left:
         job = BuildJob([group[0].plain for group in left], os.devnull, LIMIT_SECONDS)
         errand = _Errand(multiprocessing.get_context("spawn"), job)
-        while not errand.is_done():
-            wait(errand.child.waitables(), _POLL_SECONDS)
-        fault, reached = errand.end(), errand.child.phase
-        if fault is None:
+        try:
+            while not errand.is_done():
+                wait(errand.child.waitables(), _POLL_SECONDS)
+        finally:
+            fault, reached = errand.end(), errand.child.phase
+        if fault is None or not reached.isdigit():
             break
-        at = int(reached) if reached.isdigit() else 0
-        found |= {variant.name: fault for variant in left[at]}
-        left = left[at + 1 :]
+        found |= {variant.name: fault for variant in left[int(reached)]}
+        left = left[int(reached) + 1 :]
     return found
 
 

@@ -6,8 +6,8 @@ or raises `Failed` with the figure that it fails with, or `NotApplicable` with t
 
 from __future__ import annotations
 
-import contextlib
 import math
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -74,32 +74,34 @@ def main(job: GateJob | BuildJob, connection: Connection) -> None:
 
 
 def _build_all(job: BuildJob, connection: Connection) -> None:
-    """What raises is left for the parent to find, if it comes to that."""
+    """What raises is left for the parent to find, unless the parent's memory would be short too."""
+    memory.limit_to_available()
     for index, settings in enumerate(job.settings):
         connection.send(("phase", str(index)))
-        with contextlib.suppress(BaseException):
+        try:
             model = typed(settings).model
             count_parameters(lambda model=model: Transformer(model))  # type: ignore[misc]
             cost.cost(model, model.max_seq_len)
+        except MemoryError:
+            raise
+        except BaseException:
+            traceback.print_exc()
 
 
 def _lead(job: GateJob, connection: Connection) -> None:
-    if job.device == "cpu":
-        memory.limit_to_available(MEMORY_BYTES)
+    memory.limit_to_available(MEMORY_BYTES)
     settings = typed(job.settings).model
-    for verdict in verdicts(settings, job.device, lambda gate: connection.send(("phase", gate))):
+    for verdict in verdicts(settings, lambda gate: connection.send(("phase", gate))):
         connection.send(("verdict", verdict))
 
 
-def verdicts(
-    settings: ModelSettings, device: str = "cpu", enter: Callable[[str], None] = lambda gate: None
-) -> Iterator[Verdict]:
+def verdicts(settings: ModelSettings, enter: Callable[[str], None] = lambda gate: None) -> Iterator[Verdict]:
     """What each gate says; `enter` is called with its name before. Where no twin runs, the first is the last."""
     enter("builds")
-    subject = Subject(settings, torch.device(device), twin)
+    subject = Subject(settings, twin)
     built = tried("builds", partial(builds, subject))
     if built.result == "failed":
-        subject = Subject(settings, torch.device(device), wide_twin)
+        subject = Subject(settings, wide_twin)
         wide = tried("builds", partial(builds, subject))
         built = wide if wide.result == "passed" else built
     yield built
@@ -141,16 +143,14 @@ def explained(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:REASON_LENGTH] + place
 
 
-_NOT_THE_USERS = ("<", str(Path(__file__).parent), sys.prefix, sys.base_prefix)
+_NOT_THE_USERS = ("<", *(f"{folder}{os.sep}" for folder in (Path(__file__).parent, sys.prefix, sys.base_prefix)))
 
 
 class Subject:
     """A variant's twin as the gates see it."""
 
-    def __init__(
-        self, variant: ModelSettings, device: torch.device, shrunk: Callable[[ModelSettings], ModelSettings] = twin
-    ) -> None:
-        self.variant, self.device, self.shrunk = variant, device, shrunk
+    def __init__(self, variant: ModelSettings, shrunk: Callable[[ModelSettings], ModelSettings]) -> None:
+        self.variant, self.shrunk = variant, shrunk
 
     @cached_property
     def settings(self) -> ModelSettings:
@@ -169,18 +169,18 @@ class Subject:
 
     def draw(self, seed: int) -> Transformer:
         """A twin with weights of its own. Those that start at 0 or 1 do not stay there, where they would hide much."""
-        model = build(self.settings, seed).to(self.device)
+        model = build(self.settings, seed)
         generator = torch.Generator().manual_seed(seed)
         for parameter in model.parameters():
             if parameter.requires_grad:
-                noise = torch.rand(parameter.shape, generator=generator).to(parameter) - 0.5
+                noise = torch.rand(parameter.shape, generator=generator) - 0.5
                 parameter.data = torch.where(parameter == 0, 0.2 * noise, parameter * (1 + 0.5 * noise))
         return model
 
     def tokens(self, batch: int = 1, seed: int = 0) -> Tensor:
         """Random ids `(batch, TOKENS)`."""
         generator = torch.Generator().manual_seed(seed)
-        return torch.randint(self.settings.shape.vocab_size, (batch, TOKENS), generator=generator).to(self.device)
+        return torch.randint(self.settings.shape.vocab_size, (batch, TOKENS), generator=generator)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Of the twin, `(B, T, vocab_size)`."""
@@ -269,7 +269,7 @@ def _gradient_to_later(subject: Subject) -> float:
 
     with subject.model.embedding.register_forward_hook(keep):
         logits = subject.logits(subject.tokens().expand(TOKENS, -1))
-    weights = torch.linspace(-1, 2, logits.shape[-1], dtype=logits.dtype, device=logits.device)
+    weights = torch.linspace(-1, 2, logits.shape[-1], dtype=logits.dtype)
     (gradient,) = torch.autograd.grad((logits.diagonal().T @ weights).sum(), embedded[-1])
     influence = gradient.abs().sum(-1)
     if not influence.any():
@@ -282,7 +282,7 @@ def _change_by_later(subject: Subject) -> float:
     """The largest change of an output as all later tokens change, in standard deviations; one row for each output."""
     tokens = subject.tokens()
     others = (tokens + 1) % subject.settings.shape.vocab_size
-    is_later = torch.ones(TOKENS, TOKENS, dtype=torch.bool, device=tokens.device).triu(1)
+    is_later = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
     before, after = subject.logits(tokens), subject.logits(torch.where(is_later, others, tokens))
     change = (after - before).abs().amax(-1).masked_fill(is_later, 0.0)
     return float(change.max() / before.std())

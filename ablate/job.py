@@ -33,7 +33,6 @@ class GateJob:
     """A variant that has to pass its gates, as plain data: the same as of a trial, and `limit` in seconds."""
 
     settings: dict[str, Any]
-    device: str
     log: str
     limit: float
 

@@ -88,6 +88,9 @@ _KNOWN = (
     ),
 )
 
+LOSSES = frozenset(("val_loss", "val_bits_per_byte", "train_loss", "best_val_loss"))
+"""What tells how well a task is done, and compares only within that task."""
+
 METRICS: dict[str, Metric] = {metric.column: metric for metric in _KNOWN}
 
 

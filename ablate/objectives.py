@@ -63,6 +63,14 @@ def objective_of(model: ModelSettings, n_tokens: int) -> Objective:
     return SecondHalf(special_token(model)) if model.family == "encoder_decoder" else NextToken()
 
 
+def task_of(model: ModelSettings) -> str:
+    """What a model is taught, in words: losses compare between models of one task alone."""
+    if model.family == "encoder":
+        return "masked tokens"
+    told = "next tokens" if model.family == "decoder" else "a second half from the first"
+    return told if model.is_causal else f"{told}, which it sees"
+
+
 def shifted(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and targets `(B, T)`. This is the one shift there is: the target of a token is the token after it."""
     return tokens[:, :-1], tokens[:, 1:]

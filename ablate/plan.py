@@ -11,12 +11,14 @@ from typing import Any
 
 from ablate.batches import check_corpus
 from ablate.choice import Faults, SettingsError
-from ablate.cost import Cost, cache_bytes, cache_bytes_per_token, cost, training_bytes
+from ablate.cost import Cost, cache_bytes, cache_bytes_per_token, cost, lengths, training_bytes
 from ablate.document import as_text, printable, told
 from ablate.experiment import Experiment
 from ablate.machine import available_threads
 from ablate.meta import count_parameters
 from ablate.model import Transformer
+from ablate.objectives import task_of
+from ablate.profiling import decode
 from ablate.variant import Variant
 
 
@@ -106,22 +108,26 @@ def _faults(experiment: Experiment, variant: Variant, fatal: str | None) -> Iter
         check_corpus(experiment.corpus(variant), variant.settings.train)
     except SettingsError as fault:
         yield fault
+    if min(lengths(variant.settings.model, variant.settings.train.length).values()) < 1:
+        message = f"train.seq_len {variant.settings.train.length} leaves an encoder-decoder no source"
+        yield SettingsError(("train", "seq_len"), message, "give at least 2")
     if (threads := variant.settings.train.threads or 1) > (most := available_threads()):
         message = f"train.threads {threads} is more than the {most} that this process may use"
         yield SettingsError(("train", "threads"), message, f"leave it out, or give at most {most}")
     if fatal:
         yield _unbuildable(variant, fatal)
         return
+    thin = variant.settings.model.thinned()
     try:
-        has = count_parameters(lambda: Transformer(variant.settings.model))
-        promised = _variant_plan(variant, None).cost.params_total
+        has = count_parameters(lambda: Transformer(thin))
+        promised = cost(thin, variant.settings.train.length).params_total
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a user's own choice may raise whatever it likes
         yield _unbuildable(variant, f"{type(error).__name__}: {error}")
         return
     if promised != has:
-        message = f"variant {variant.name} promises {promised:,} parameters, has {has:,}"
+        message = f"variant {variant.name} promises {promised:,} parameters, has {has:,} (each different layer once)"
         yield SettingsError(("variants", variant.name), message, "the fault is in params() of one of its choices")
 
 
@@ -156,6 +162,7 @@ def document(experiment: Experiment, plans: list[VariantPlan], machine: dict[str
         "variants": [
             {
                 **each.facts(),
+                "task": task_of(each.variant.settings.model),
                 "trials": {str(t.seed): t.trial_id for t in trials if t.variant is each.variant},
                 "kv_cache_bytes_by_tokens": _cache_curve(each.variant),
                 "config": each.variant.settings.model.model_dump(mode="json"),
@@ -179,4 +186,6 @@ def _cache_curve(variant: Variant) -> list[list[int]]:
 def _notes(variant: Variant) -> list[str]:
     stacks = variant.settings.model.stacks
     ends = {stack.name: "yes" if stack.last.block.final_norm else "no" for stack in stacks}
-    return [f"final norm{'' if len(ends) == 1 else f' of the {name}'}: {end}" for name, end in ends.items()]
+    found = [f"final norm{'' if len(ends) == 1 else f' of the {name}'}: {end}" for name, end in ends.items()]
+    why = decode.refusal(variant.settings.model)
+    return [*found, f"not decoded: {why}"] if why else found

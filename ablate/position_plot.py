@@ -46,7 +46,7 @@ def views(choice: PositionChoice) -> list[View]:
         raise Faults(map(_as_fault, problems))
     module = choice.build(SHAPE, WIDTH).double()
     initialise(module, "normal", STD, SEED)
-    if found := [view for hook in (_embedding, _rotation, _bias) for view in hook(module, choice.needs)]:
+    if found := [view for hook in (_embedding, _rotation, _bias) for view in hook(module)]:
         return found
     raise Faults([SettingsError((), f"position {choice.name} does nothing that could be drawn", "plot another one")])
 
@@ -55,7 +55,7 @@ def _as_fault(problem: Problem) -> SettingsError:
     return problem if isinstance(problem, SettingsError) else SettingsError((), problem)
 
 
-def _embedding(module: Position, needs: frozenset[str]) -> Iterator[View]:
+def _embedding(module: Position) -> Iterator[View]:
     nothing = torch.zeros(1, SHAPE.max_seq_len, SHAPE.d_model, dtype=torch.float64)
     added = module.embed(nothing, 0, torch.zeros(1, SHAPE.max_seq_len, dtype=torch.long))[0]
     if added.any():
@@ -64,7 +64,7 @@ def _embedding(module: Position, needs: frozenset[str]) -> Iterator[View]:
         yield View("what is added", "position", "dimension", added, "cosine with position 0", "position", curves)
 
 
-def _rotation(module: Position, needs: frozenset[str]) -> Iterator[View]:
+def _rotation(module: Position) -> Iterator[View]:
     fixed = torch.full((1, 1, SHAPE.max_seq_len, WIDTH), WIDTH**-0.5, dtype=torch.float64)
     turned = module.rotate(fixed, 0)[0, 0]
     if not torch.equal(turned, fixed[0, 0]):
@@ -72,7 +72,7 @@ def _rotation(module: Position, needs: frozenset[str]) -> Iterator[View]:
         yield View(title, "position", "dimension", turned, alike, "position", {"": turned @ turned[0]})
 
 
-def _bias(module: Position, needs: frozenset[str]) -> Iterator[View]:
+def _bias(module: Position) -> Iterator[View]:
     fixed = torch.full((1, SHAPE.n_heads, SHAPE.max_seq_len, WIDTH), WIDTH**-0.5, dtype=torch.float64)
     bias = module.bias(fixed, fixed, 0, 0)
     if bias is not None:
@@ -81,8 +81,8 @@ def _bias(module: Position, needs: frozenset[str]) -> Iterator[View]:
         heat = of_heads[0].masked_fill(later, float("nan"))
         # The last query has keys at all distances.
         curves = {f"head {h + 1}": row.flip(-1) for h, row in enumerate(of_heads[:, -1])}
-        title = "bias of head 1" + (", all queries and keys alike" if "keys" in needs else "")
-        yield View(title, "query", "key", heat, "bias", "distance to an earlier key", curves)
+        title, along = "bias of head 1, all queries and keys alike", "distance to an earlier key"
+        yield View(title, "query", "key", heat, "bias", along, curves)
 
 
 # --- The picture ------------------------------------------------------------------------------------------------------

@@ -123,8 +123,12 @@ class Run:
         logs = {name: self.store.log_path(tasks[0].trial.trial_id) for name, tasks in new.items()}
         variants = [tasks[0].trial.variant for tasks in new.values()]
         refused: set[str] = set()
+
+        def stopped() -> bool:
+            return bool(received or (refused and self.fail_fast))
+
         self.watcher.check(0, len(variants))
-        found = gatekeeper.check(logs, variants, self.resources, lambda: bool(received or (refused and self.fail_fast)))
+        found = gatekeeper.check(logs, variants, self.resources.workers, stopped)
         for done, checked in enumerate(found, 1):
             self.watcher.check(done, len(variants))
             if fault := checked.fault:

@@ -166,6 +166,13 @@ class StackSettings:
             merged[same:] = [(layer, times[kind] + (merged[same][1] if same < len(merged) else 0)), *merged[same + 1 :]]
         return merged
 
+    def each_layer_once(self) -> dict[str, Any]:
+        """How deep the stack is without repetitions, and the rules that make it so."""
+        layers = [layer for layer, _ in self.distinct_layers()]
+        slots = [{slot: getattr(layer, slot) for slot in LAYER_SLOTS} for layer in layers]
+        rules = [LayerRule.model_construct(at=[index], **own) for index, own in enumerate(slots, 1)]
+        return {"n_layers": len(layers), "layers": rules if self.rules else []}
+
     def schemes(self) -> tuple[list[tuple[PositionChoice, int]], list[int]]:
         """The position modules, each a choice and the width that it rotates, and which of them each layer uses.
 
@@ -264,6 +271,15 @@ class ModelSettings(Settings):
         if self.family == "encoder_decoder":
             return [self._encoder(), self._stack("decoder", self.n_layers)]
         return [self._stack(self.family, self.n_layers)]
+
+    def thinned(self) -> ModelSettings:
+        """The same model with each different layer once: all that there is to see of it, however deep it is."""
+        *encoders, main = self.stacks
+        updates = main.each_layer_once()
+        if encoders:
+            own = self.encoder or EncoderSettings()
+            updates["encoder"] = own.model_copy(update=encoders[0].each_layer_once())
+        return self.model_copy(update=updates)
 
     def _stack(self, name: str, n_layers: int, **slots: Any) -> StackSettings:
         other = slots.pop("partner_layers", self._partner_layers(name))

@@ -204,17 +204,3 @@ def alibi_slopes(n_heads: int) -> list[float]:
         return power_of_two(n_heads)
     closest = 2 ** math.floor(math.log2(n_heads))
     return power_of_two(closest) + alibi_slopes(2 * closest)[0::2][: n_heads - closest]
-
-
-def mixture(module: Any, x: Tensor, top_k: int, renormalize: bool) -> Tensor:
-    """Every expert on every token `(N, D)`, kept where the token chose it."""
-    probabilities = (x @ module.router.weight.detach().T).softmax(-1)
-    out = torch.zeros_like(x)
-    for n in range(len(x)):
-        chosen = sorted(range(len(module.experts)), key=lambda e: -float(probabilities[n, e]))[:top_k]
-        total = sum(probabilities[n, e] for e in chosen) if renormalize else 1.0
-        for e, expert in enumerate(module.experts):
-            out[n] += (e in chosen) * probabilities[n, e] / total * expert(x[n][None])[0]
-    for expert in module.shared:
-        out = out + expert(x)
-    return out

@@ -213,7 +213,7 @@ def test_describe_a_file_and_one_of_its_variants(write: Write) -> None:
         ("gqq", ["unknown choice 'gqq'", "  did you mean 'gqa'?"]),
         ("attention/gqq", ["unknown attention 'gqq'", "  did you mean 'gqa'?"]),
         ("atention/gqa", ["unknown choice 'atention/gqa'", "  did you mean 'attention/gqa'?"]),
-        ("preset/llama-8b", ["unknown preset 'llama-8b'", "  did you mean 'llama-7b'?"]),
+        ("preset/llama-8b", ["unknown preset 'llama-8b'", "  did you mean 'llama-3-8b'?"]),
         (
             "missing.yaml",
             ["missing.yaml: cannot be read: No such file or directory", "  give the path of an experiment file"],

@@ -20,7 +20,7 @@ STOREYS = [
     ["__init__", "catalogue", "choice", "schema", "linear", "rms", "meta", "cache", "metrics", "init"],
     ["registry", "document", "presets", "hf"],
     [*SLOTS],
-    ["settings", "grid", "variant", "expansion", "experiment"],
+    ["settings", "grid", "variant", "expansion", "experiment", "position_plot"],
     ["model", "cost", "building", "importing", "job", "results", "mlflow_view"],
     ["twin", "objectives", "batches", "train", "profiling", "plan", "machine", "stats"],
     ["gates", "gatekeeper", "trial", "child", "progress", "report", "tracking", "mlflow_run", "mlflow_ui"],
@@ -117,7 +117,7 @@ def words(file: Path) -> Iterator[tuple[str, int]]:
 
 
 # Words that are choices' names and mean something else as well in the core.
-ALSO_WORDS = {"none", "text", "linear"}
+ALSO_WORDS = {"none", "text", "linear", "sigmoid", "tanh"}
 
 
 @pytest.mark.parametrize("file", core_files(), ids=lambda file: str(file.relative_to(HOME)))

@@ -652,9 +652,12 @@ def test_a_foreign_expert_without_a_width_can_be_shared_once(tmp_path: Path) -> 
     assert "needs an expert with a width d_ff" in str(fault)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_the_twin_keeps_every_trait(name: str) -> None:
-    large = configured(**PUBLISHED[name])
+THREE_GROUPS = {"n_experts": 12, "n_expert_groups": 3, "top_groups": 2, "group_score": "top2", "top_k": 7}
+
+
+@pytest.mark.parametrize("settings", [*PUBLISHED.values(), THREE_GROUPS], ids=[*PUBLISHED, "three groups"])
+def test_the_twin_keeps_every_trait(settings: dict[str, Any]) -> None:
+    large = configured(**settings)
     small = large.twin(SHAPE)
     sizes = ("n_experts", "d_ff", "top_k", "n_expert_groups", "top_groups")
     assert {k: v for k, v in small.settings().items() if k not in sizes} == {
@@ -673,6 +676,19 @@ def test_identities_hold_for_what_is_published(name: str) -> None:
     assert len(told) == 4
     for sentence, both in told:
         torch.testing.assert_close(*both(), atol=1e-12, rtol=0, msg=sentence)
+
+
+def test_the_module_is_what_the_settings_say() -> None:
+    module = configured(**V3_SETTINGS | {"z_loss": 0.1, "jitter": 0.2, "capacity_factor": 1.5, "d_ff": 4}).build(SHAPE)
+    assert module.routing == Routing(8, "sigmoid", True, 2.5, 8, 4, "top2")
+    assert module.loss_weights == {"balance": 1e-4, "z": 0.1}
+    assert (module.by_sequence, module.balance_rate) == (True, 0.001)
+    assert (module.jitter, module.capacity_factor, module.weigh) == (0.2, 1.5, "output")
+    assert (len(module.experts), module.shared is None) == (256, False)
+    scout = configured(**SCOUT, balance="loss", balance_loss=0.2).build(SHAPE)
+    assert scout.routing == Routing(1, "sigmoid", renormalize=False)
+    assert (scout.by_sequence, scout.weigh, scout.loss_weights["balance"]) == (False, "input", 0.2)
+    assert configured().build(SHAPE).shared is None
 
 
 @pytest.mark.parametrize("expert", ["relu", "gelu", "swiglu", "geglu", "linear"])

@@ -22,10 +22,11 @@ from ablate.choice import Faults, Shape
 from ablate.init import initialise
 from ablate.model import build
 from ablate.position import Position, PositionChoice
+from ablate.position._sinusoids import sinusoids
 from ablate.position.alibi import Alibi, slopes
 from ablate.position.learned import Learned
 from ablate.position.rope import Layout, RopeScaling, Rotary
-from ablate.position.sinusoidal import Sinusoidal, sinusoids
+from ablate.position.sinusoidal import Sinusoidal
 from ablate.position.t5 import RelativeBias, buckets
 from ablate.position.transformer_xl import RelativePosition
 
@@ -405,6 +406,7 @@ FIRST_OF_EACH_BUCKET = {
     (32, 128, True): [*range(9), 12, 16, 23, 32, 46, 64, 91],
     (8, 16, False): [0, 1, 2, 3, 4, 6, 8, 12],
     (8, 16, True): [0, 1, 2, 6],
+    (20, 320, False): [*range(11), 15, 20, 29, 40, 57, 80, 114, 160, 227],
     (64, 256, False): [
         *(*range(33), 35, 37, 39, 42, 45, 48, 51, 54, 58, 62, 66, 70, 75, 80, 85, 91, 97, 104, 110, 118, 126, 134),
         *(143, 153, 163, 174, 185, 198, 211, 225, 240),
@@ -414,7 +416,9 @@ FIRST_OF_EACH_BUCKET = {
         *(342, 380, 423, 471, 525, 585, 651, 725, 807, 899),
     ],
 }
-"""The least distance to an earlier key of each bucket, by transformers 5.24: buckets, max_distance, bidirectional."""
+"""The least distance to an earlier key of each bucket, by transformers 5.24: buckets, max_distance, bidirectional.
+
+In float64 the bucket of 20 with (20, 320) would begin at 21."""
 
 
 @pytest.mark.parametrize(("n_buckets", "max_distance", "bidirectional"), FIRST_OF_EACH_BUCKET)

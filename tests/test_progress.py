@@ -61,3 +61,22 @@ def test_a_live_display_counts_trials_done_and_left() -> None:
         shown.finish("a", "oom", "too large")
     assert "1 of 3 trials done, 2 to go" in out.getvalue()
     assert "oom     baseline seed 0  too large  [1/3]" in out.getvalue()
+
+
+def test_gates_are_counted_before_the_trials() -> None:
+    shown = io.StringIO()
+    with Progress(Console(file=shown), total=3) as seen:
+        for done in range(3):
+            seen.check(done, total=2)
+        assert shown.getvalue() == "gates   2 variants\n"
+        seen.check(0, total=0)
+        seen.check(0, total=1)
+    assert shown.getvalue() == "gates   2 variants\ngates   1 variant\n"
+
+
+def test_a_terminal_shows_how_many_are_through_their_gates() -> None:
+    seen = Progress(Console(file=io.StringIO(), force_terminal=True), total=3)
+    seen.check(1, total=2)
+    assert seen._lines() == ["gates: 1 of 2 variants"]
+    seen.check(2, total=2)
+    assert seen._lines() == ["0 of 3 trials done, 3 to go"]

@@ -520,14 +520,22 @@ def test_a_corpus_read_more_than_once_is_said(plain_text: Any) -> None:
     assert "corpus was read" not in plain_text(results([trial("baseline", 0, 2.5, corpus_passes=0.9)]))
 
 
-def test_losses_of_different_families_are_not_compared_in_silence(plain_text: Any) -> None:
-    def told(*families: str) -> str:
-        names = dict(zip(("baseline", "other"), families, strict=True))
-        variants = [entry(name, range(1), config={"family": family}) for name, family in names.items()]
-        return plain_text(results([trial(name, 0, 2.5) for name in names], variants))
+def test_losses_of_different_tasks_do_not_compare(plain_text: Any) -> None:
+    def told(*tasks: str) -> str:
+        names = dict(zip(("baseline", "other"), tasks, strict=True))
+        variants = [entry(name, range(3), task=task) for name, task in names.items()]
+        rows = [
+            trial(name, seed, 2.5 if name == "baseline" else 1.0 + seed / 100) for name in names for seed in range(3)
+        ]
+        return plain_text(results(rows, variants))
 
-    assert "(decoder, encoder) is taught something else: their losses do not compare" in told("decoder", "encoder")
-    assert "taught something else" not in told("encoder", "encoder")
+    other, same = told("next tokens", "masked tokens"), told("masked tokens", "masked tokens")
+    assert "Not all are taught the same (masked tokens, next tokens)" in other
+    assert "nats/token, of masked tokens" in other
+    assert "another task" in other
+    assert "better" not in other.split("## Summary")[1].split("##")[0]
+    assert "over 3 seeds: better" in same
+    assert "another task" not in same
 
 
 # --- Numbers, profiles, escapes ---------------------------------------------------------------------------------------

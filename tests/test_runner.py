@@ -298,6 +298,39 @@ def test_a_choice_of_ones_own_that_fails_later_is_a_row(tmp_path: Path) -> None:
         assert word in trials.loc[name, "reason"]
 
 
+DEADLY = {"leaves": "import os; os._exit(3)", "aborts": "import os; os.abort()", "raises": "raise KeyError('gone')"}
+
+
+def test_what_ends_the_process_that_builds_it_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    for name, fault in DEADLY.items():
+        code = (
+            ZEROS.replace("    def build(self, shape):\n", f"    def build(self, shape):\n        {fault}\n") % "pass"
+        )
+        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+    write(tmp_path, *(f"{name}: {{attention: {tmp_path / name}.py}}" for name in DEADLY))
+    code, output = run(tmp_path)
+    assert code == 2
+    assert [line for line in output.splitlines() if not line.startswith("  ")] == [
+        f"{tmp_path}/tiny.yaml:6:3: variant leaves cannot be built: the process ended with exit status 3 and no word",
+        f"{tmp_path}/tiny.yaml:7:3: variant aborts cannot be built: signal 6 (SIGABRT)",
+        f"{tmp_path}/tiny.yaml:8:3: variant raises cannot be built: KeyError: 'gone'",
+    ]
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_combination_that_holds_up_its_builder_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hang = "    def build(self, shape):\n        import time; time.sleep(1000)\n"
+    code = ZEROS.replace("    def build(self, shape):\n", hang) % "pass"
+    (tmp_path / "hangs.py").write_text(code, encoding="utf-8")
+    write(tmp_path)
+    monkeypatch.setattr(Child, "overdue", lambda child: child.phase.isdigit())
+    status, _ = run(tmp_path, "--set", f"vary.attention=[gqa, {tmp_path}/hangs.py]")
+    assert status == 1
+    assert rows(tmp_path)["status"].to_dict() == {"baseline": "ok", "attention=gqa": "ok"}
+    (left_out,) = ablate.load(tmp_path / "results/tiny").experiment["invalid"]
+    assert left_out["reason"].endswith("cannot be built: still at it after 120 s")
+
+
 def test_a_variant_that_hangs_at_its_gates_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sign = tmp_path / "hangs.txt"
     hang = f"import pathlib, time; pathlib.Path({str(sign)!r}).touch(); time.sleep(1000)"
@@ -314,6 +347,24 @@ def test_a_variant_that_hangs_at_its_gates_is_ended(tmp_path: Path, monkeypatch:
     trials = rows(tmp_path)
     assert trials["status"].to_dict() == {"baseline": "ok", "hangs": "gate_failed", "gqa": "ok"}
     assert trials.loc["hangs", "reason"] == "builds: still at it after 120 s"
+
+
+def test_an_interrupt_at_the_gates_leaves_nothing_behind(
+    tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    sign = tmp_path / "hangs.txt"
+    hang = f"import pathlib, time; pathlib.Path({str(sign)!r}).touch(); time.sleep(1000)"
+    (tmp_path / "hangs.py").write_text(ZEROS % hang, encoding="utf-8")
+    write(tmp_path, f"hangs: {{attention: {tmp_path}/hangs.py}}")
+    process = start(tmp_path)
+    processes.append(process)
+    wait_for(sign.exists)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert rows(tmp_path).empty
+    assert psutil.wait_procs(children, timeout=60)[1] == []
 
 
 def test_gates_have_a_limit_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ablate.choice import Shape
 from ablate.position import Position, PositionChoice
 from ablate.position._distances import distances, shifted
-from ablate.position.sinusoidal import sinusoids
+from ablate.position._sinusoids import sinusoids
 
 
 class RelativePosition(Position):

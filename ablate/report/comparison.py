@@ -175,7 +175,7 @@ def difference_cell(variant: Variant, baseline: Variant | None) -> str:
         return NOT_MEASURED
     difference = variant.against(baseline, LOSS)
     if difference.mean is None:
-        return NOT_MEASURED
+        return difference.verdict if difference.verdict == "another task" else NOT_MEASURED
     pairs = difference_pairs(difference, variant)
     mark = f" {UNEQUAL}" if has_other_budget(variant, baseline) else ""
     return f"{interval(difference, LOSS)} {difference.verdict}{pairs}{mark}"

@@ -248,10 +248,9 @@ def _other_batches(evidence: Evidence) -> Iterator[str]:
 
 
 def _other_objectives(evidence: Evidence) -> Iterator[str]:
-    configs = [each.facts.get("config") or {} for each in evidence.variants]
-    families = sorted({str(config["family"]) for config in configs if config.get("family")})
-    if len(families) > 1:
-        yield f"Each family ({list_of(families)}) is taught something else: their losses do not compare."
+    tasks = sorted({each.task for each in evidence.variants if each.task})
+    if len(tasks) > 1:
+        yield f"Not all are taught the same ({list_of(tasks)}): losses compare within one task alone."
 
 
 # --- The variants -----------------------------------------------------------------------------------------------------

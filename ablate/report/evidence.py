@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from ablate.metrics import Metric
+from ablate.metrics import LOSSES, Metric
 from ablate.results import Results
 from ablate.stats import Difference, Summary, finite, paired_difference, summarize, values_by_seed
 
@@ -56,6 +56,11 @@ class Variant:
         return len(self.rows) + len(self.unfinished)
 
     @property
+    def task(self) -> str:
+        """What the model is taught, as the plan has it; nothing where that is not known."""
+        return str(self.facts.get("task") or "")
+
+    @property
     def competes(self) -> bool:
         """Whether any of its trials ended `ok`."""
         return any(row.get("status") == "ok" for row in self.rows)
@@ -75,7 +80,9 @@ class Variant:
         return known.pop() if len(known) == 1 else None
 
     def against(self, other: Variant, metric: Metric) -> Difference:
-        """This variant minus the other, paired by seed."""
+        """This variant minus the other, paired by seed; losses of different tasks do not compare."""
+        if metric.column in LOSSES and self.task != other.task:
+            return Difference(None, None, None, 0, "another task")
         return paired_difference(self.by_seed(metric.column), other.by_seed(metric.column), metric.direction)
 
 

@@ -81,7 +81,8 @@ def _loss_part(variant: Variant, baseline: Variant) -> str:
     if not loss.n:
         return _no_result(variant)
     if difference.mean is None:
-        return f"{LOSS.label} {mean_and_sd(loss, LOSS)} {LOSS.unit}, no seed in common with the baseline"
+        why = f"of {variant.task}" if difference.verdict == "another task" else "no seed in common with the baseline"
+        return f"{LOSS.label} {mean_and_sd(loss, LOSS)} {LOSS.unit}, {why}"
     if difference.verdict == "single seed":
         return f"{LOSS.label} {interval(difference, LOSS)} {LOSS.unit} on a single seed: no verdict"
     pairs = difference_pairs(difference, variant)
