@@ -472,8 +472,9 @@ def test_phi_turns_half_of_each_head_unless_the_file_says_how_much(tmp_path: Pat
 def test_gpt2_may_divide_its_scores_by_the_layer(tmp_path: Path) -> None:
     fields = PUBLISHED["gpt2"]["config"] | {"scale_attn_by_inverse_layer_idx": True}
     layers = model_settings(described(tmp_path, fields)).stacks[0].layers
-    scales = [layer.attention.scale for layer in layers]  # type: ignore[attr-defined]
-    assert scales == pytest.approx([0.125 / i for i in range(1, 13)], rel=1e-12)
+    usual = 64**-0.5
+    scales = [layer.attention.scale or usual for layer in layers]  # type: ignore[attr-defined]
+    assert scales == pytest.approx([usual / i for i in range(1, 13)], rel=1e-12)
 
 
 def test_qwen3_moe_is_dense_where_steps_and_lists_say(tmp_path: Path) -> None:

@@ -238,7 +238,8 @@ def test_data_that_end_the_program_are_told(write: Write, expand: Expand) -> Non
 def test_parameters_promised_are_those_of_the_model(write: Write, expand: Expand) -> None:
     write()
     Path("own.py").write_text(OWN_NORM.format(method="params(self, d_model)", body="return 1"), encoding="utf-8")
-    with pytest.raises(FileFaults, match=r"variant x promises [\d,]+ parameters, has [\d,]+ \(each different layer once\)\n  .*params\(\)"):
+    said = r"variant x promises [\d,]+ parameters, has [\d,]+ \(each different layer once\)\n  .*params\(\)"
+    with pytest.raises(FileFaults, match=said):
         plan.checked(expand("variants: {x: {norm: ./own.py}}"))
 
 

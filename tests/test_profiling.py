@@ -499,6 +499,14 @@ def test_kernels_are_those_that_ran() -> None:
     assert flash in kernels.decoding_kernels(both, prompts(1, 16))
 
 
+def test_asking_for_kernels_moves_no_running_statistics() -> None:
+    model = build(variant({"norm": "batch_norm"}).model)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    kernels.training_kernels(model, {"input_ids": prompts(2, 16)}, "fp32")
+    assert before
+    assert [name for name, buffer in model.named_buffers() if not torch.equal(buffer, before[name])] == []
+
+
 def test_dropout_on_attention_is_seen_to_take_another_path() -> None:
     model = build(variant({"dropout": {"attention": 0.1}}).model)
     assert "_scaled_dot_product_flash_attention_for_cpu" not in kernels.training_kernels(

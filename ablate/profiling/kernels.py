@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ablate.model import Transformer
 from ablate.profiling.decode import Writer
 
-TELLING = ("attention", "softmax", "mm")
-"""Parts of the names of the operators that attention and experts are made of."""
+TELLING = ("attention", "softmax", "mm", "rnn")
+"""Parts of the names of the operators that mixers and experts are made of."""
 
 
 class _Names(TorchDispatchMode):
@@ -38,7 +38,8 @@ def kernels_of(work: Callable[[], Any]) -> list[str]:
 
 
 def training_kernels(model: nn.Module, inputs: dict[str, torch.Tensor], precision: str) -> list[str]:
-    """Those of a forward and a backward pass in training mode. Leaves no gradient, and no trace in random numbers."""
+    """Those of a forward and a backward pass in training mode. Leaves no trace: in gradients, buffers, random numbers."""
+    before = [buffer.clone() for buffer in model.buffers()]
     device = next(model.parameters()).device
 
     def work() -> None:
@@ -52,6 +53,8 @@ def training_kernels(model: nn.Module, inputs: dict[str, torch.Tensor], precisio
         found = kernels_of(work)
     model.train(was_training)
     model.zero_grad(set_to_none=True)
+    for buffer, value in zip(model.buffers(), before, strict=True):
+        buffer.copy_(value)
     return found
 
 
