@@ -104,10 +104,10 @@ def _stack_stages(
 ) -> Iterator[dict[str, Any]]:
     stream = f"(B, {'S' if _is_source(stack, settings) else 'T'}, {settings.d_model})"
     before = f"{stack.name} " if len(settings.stacks) > 1 else ""
-    for choice, width in stack.schemes()[0]:
-        if params := choice.params(stack.shape, width):
-            kind = "embedding" if choice.embeds else "body"
-            yield _stage(f"{before}position {choice.name}", stream, params, {}, kind=kind)
+    for scheme in stack.schemes()[0]:
+        if params := scheme.choice.params(scheme.shape, scheme.rotary_dim):
+            kind = "embedding" if scheme.choice.embeds else "body"
+            yield _stage(f"{before}position {scheme.choice.name}", stream, params, {}, kind=kind)
     norm = stack.usual.norm
     if settings.embed_norm:
         yield _stage(f"{before}embedding {norm.name}", stream, norm.params(settings.d_model), {})
@@ -130,7 +130,8 @@ def _layer_stages(
     norms = layer.n_norms * layer.norm.params(shape.d_model)
     yield _stage(f"{layer.block.name} with {layer.norm.name}", stream, norms, {})
     terms = attention.flops(shape, tokens, discount=discount)
-    placed = layer.position.flops(shape, layer.rotary_dim(shape), tokens, discount=discount)
+    scheme = stack.scheme(layer)
+    placed = scheme.choice.flops(scheme.shape, scheme.rotary_dim, tokens, discount=discount)
     terms = None if terms is None else terms | placed
     kept = attention.cache_elements(shape, 1) if shape.causal else 0
     yield _stage(attention.name, stream, attention.params(shape), terms, cache=kept)
@@ -197,9 +198,7 @@ def cache_elements(settings: ModelSettings, tokens: int, source_tokens: int = 0)
     return total
 
 
-def cache_bytes(
-    settings: ModelSettings, batch: int, tokens: int, precision: str, source_tokens: int = 0
-) -> int | None:
+def cache_bytes(settings: ModelSettings, batch: int, tokens: int, precision: str, source_tokens: int = 0) -> int | None:
     """Bytes of `cache_elements` for `batch` sequences."""
     elements = cache_elements(settings, tokens, source_tokens)
     return None if elements is None else batch * BYTES[precision] * elements

@@ -84,7 +84,7 @@ class Stack(nn.Module):
         self.settings = settings
         shape, usual, last = settings.shape, settings.usual, settings.last
         schemes, self._scheme_of = settings.schemes()
-        self.positions = nn.ModuleList(choice.build(shape, width) for choice, width in schemes)
+        self.positions = nn.ModuleList(each.choice.build(each.shape, each.rotary_dim) for each in schemes)
         self.embed_norm = usual.norm.build(shape.d_model) if embed_norm else nn.Identity()
         self.dropout = nn.Dropout(embedding_dropout)
         self.layers = nn.ModuleList(Layer(layer, settings) for layer in settings.layers)

@@ -173,21 +173,33 @@ class StackSettings:
         rules = [LayerRule.model_construct(at=[index], **own) for index, own in enumerate(slots, 1)]
         return {"n_layers": len(layers), "layers": rules if self.rules else []}
 
-    def schemes(self) -> tuple[list[tuple[PositionChoice, int]], list[int]]:
-        """The position modules, each a choice and the width that it rotates, and which of them each layer uses.
+    def schemes(self) -> tuple[list[Scheme], list[int]]:
+        """The position modules, and which of them each layer uses.
 
         The first is the one that adds to the embeddings, if any does. Layers share a module unless its choice says that
         each needs one.
         """
-        first = self.usual.position
-        modules = [(first, self.usual.rotary_dim(self.shape))] if first.embeds else []
-        used = []
-        for layer in self.layers:
-            scheme = (layer.position, layer.rotary_dim(self.shape))
-            if not (layer.position.shared and scheme in modules):
+        first = self.scheme(self.usual)
+        modules, used = [first] if first.choice.embeds else [], list[int]()
+        for scheme in map(self.scheme, self.layers):
+            if not (scheme.choice.shared and scheme in modules):
                 modules.append(scheme)
-            used.append(modules.index(scheme) if layer.position.shared else len(modules) - 1)
+            used.append(modules.index(scheme) if scheme.choice.shared else len(modules) - 1)
         return modules, used
+
+    def scheme(self, layer: LayerSettings) -> Scheme:
+        """How positions enter the layer: as its attention looks, both ways or back alone."""
+        shape = replace(self.shape, causal=layer.attention.is_causal(self.shape))
+        return Scheme(layer.position, shape, layer.rotary_dim(shape))
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A position choice in the shape that it is for, with the width of the heads that it turns or looks at."""
+
+    choice: PositionChoice
+    shape: Shape
+    rotary_dim: int
 
 
 class HeadSettings(Settings):
@@ -678,8 +690,9 @@ def _position_faults(layer: LayerSettings, stack: StackSettings, given: ModelSet
     else:
         said = attention.rotary_setting
         width = getattr(given.attention, said, None) if type(attention) is type(given.attention) else None
-        for problem in position.problems(stack.shape, attention.rotary_dim(stack.shape)):
-            yield _placed(problem, ("attention", said) if width else ("position",))
+        for problem in position.problems(stack.scheme(layer).shape, attention.rotary_dim(stack.shape)):
+            own = isinstance(problem, SettingsError) and problem.path
+            yield _placed(problem, ("attention", said) if width and not own else ("position",))
 
 
 HOOKS = {"rotate": "rotate heads", "bias": "bias scores", "keys": "show the keys that it scores"}

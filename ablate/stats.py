@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 from ablate.metrics import Direction
 
-Verdict = Literal["better", "worse", "different", "no clear difference", "single seed", "no common seed", "another task"]
+Verdict = Literal[
+    "better", "worse", "different", "no clear difference", "single seed", "no common seed", "another task"
+]
 
 CONFIDENCE = 0.95
 

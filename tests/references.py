@@ -55,6 +55,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"attention": {"name": "mha", "qk_norm": "l2"}},
     {"attention": {"name": "mha", "scale": "none", "softcap": 5.0}},
     {"attention": {"name": "mha", "kernel": "math"}, "position": "t5"},
+    {"attention": {"name": "mha", "causal": False}, "position": "transformer_xl"},
     {"attention": {"name": "mla", "q_lora_rank": 12, "scale": 0.1, "softcap": 5.0}},
     {"attention": {"name": "mla", "decode": "expanded"}},
     {"position": {"name": "rope", "fraction": 0.5, "layout": "interleaved"}},

@@ -40,6 +40,9 @@ SCALINGS: list[dict[str, Any] | None] = [
     {"kind": "ntk", "factor": 4.0},
     YARN,
     YARN | {"attention_factor": 1.5},
+    YARN | {"beta_fast": 32.0},  # the ramp would begin before the first pair
+    YARN | {"beta_slow": 0.001},  # it would end after the last
+    YARN | {"original_max_seq_len": 6, "beta_slow": 1.0},  # it has no width
     LLAMA3,
     LLAMA3 | {"low_freq_factor": 2.0, "high_freq_factor": 6.0},
 ]
@@ -231,7 +234,7 @@ def slow_frequencies(dim: int, base: float, rule: dict[str, Any] | None) -> list
 
         first = max(0, math.floor(pair_with(rule.get("beta_fast", 32))))
         last = min(dim - 1, math.ceil(pair_with(rule.get("beta_slow", 1))))
-        shares = [1 - min(1.0, max(0.0, (i - first) / (last - first))) for i in range(dim // 2)]
+        shares = [1 - min(1.0, max(0.0, (i - first) / (last - first or 0.001))) for i in range(dim // 2)]
     return [share * f + (1 - share) * f / factor for share, f in zip(shares, plain, strict=True)]
 
 

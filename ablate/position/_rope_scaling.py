@@ -98,7 +98,7 @@ def _yarn_share(dim: int, base: float, scaling: RopeScaling) -> Tensor:
 
     first = max(math.floor(pair_of(beta_fast)), 0)
     last = min(math.ceil(pair_of(beta_slow)), dim - 1)
-    width = last - first or 0.001
+    width = last - first or 1
     numbers = torch.arange(dim // 2, dtype=torch.float64, device="cpu")
     return 1 - ((numbers - first) / width).clamp(0, 1)
 
