@@ -38,7 +38,7 @@ def kernels_of(work: Callable[[], Any]) -> list[str]:
 
 
 def training_kernels(model: nn.Module, inputs: dict[str, torch.Tensor], precision: str) -> list[str]:
-    """Those of a forward and a backward pass in training mode. Leaves no trace in gradients, buffers, random numbers."""
+    """Those of a forward and a backward pass in training mode. Gradients, buffers, random numbers stay as they were."""
     before = [buffer.clone() for buffer in model.buffers()]
     device = next(model.parameters()).device
 
