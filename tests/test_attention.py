@@ -211,3 +211,22 @@ def test_padding_values_for_a_kernel_changes_nothing() -> None:
         plain = attend(q, k, v, Scoring(causal=True))
     assert padded.shape == (2, 4, 7, 8)
     torch.testing.assert_close(padded, plain, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("scoring", [{}, {"window": 3}, {"softcap": 2.0}, {"causal": False}, {"chunk": 3}], ids=str)
+@pytest.mark.parametrize("kernel", ["sdpa", "flex"])
+def test_every_kernel_computes_the_definition(kernel: Any, scoring: dict[str, Any]) -> None:
+    if kernel == "sdpa" and "softcap" in scoring:
+        pytest.skip("torch's own fused kernels bound no scores, and the settings refuse it")
+    q, k, v = noise(2, 4, 7, 8), noise(2, 2, 7, 8), noise(2, 2, 7, 8).flip(-1)
+    for bias in (None, noise(4, 7, 7), noise(2, 4, 7, 7)):
+        for mask in (None, torch.tensor([[True] * 7, [True] * 4 + [False] * 3])):
+            places = {"bias": bias, "mask": mask}
+            found = attend(q, k, v, Scoring(kernel=kernel, **scoring), **places)
+            torch.testing.assert_close(found, attend(q, k, v, Scoring(kernel="math", **scoring), **places))
+
+
+def test_flex_says_where_it_does_not_run() -> None:
+    q = noise(1, 1, 3, 4).requires_grad_()
+    with pytest.raises(RuntimeError, match="'flex' cannot train on the CPU: choose kernel 'sdpa' or 'math'"):
+        attend(q, q, q, Scoring(kernel="flex"))

@@ -63,3 +63,10 @@ def test_out_of_memory_is_a_row_and_the_next_trial_starts_clean(tmp_path: Path) 
     assert done.exit_code == 1, done.output
     statuses = ablate.load(tmp_path / "results/quickstart").trials.set_index("variant")["status"].to_dict()
     assert statuses == {"baseline": "ok", "huge": "oom", "gqa": "ok"}
+
+
+def test_the_flexible_kernel_trains_to_the_same_loss(tmp_path: Path) -> None:
+    trials = run(tmp_path, "variants={flex: {attention: {name: mha, kernel: flex}}}").trials.set_index("variant")
+    assert set(trials["status"]) == {"ok"}
+    assert trials["val_loss"]["flex"] == pytest.approx(trials["val_loss"]["baseline"], rel=1e-3)
+    assert "flex" in trials["kernels"]["flex"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -169,7 +170,7 @@ def _flex(
     softcap: float | None,
     dropout: float,
 ) -> Tensor:
-    """torch's compiled flex attention (2024). Raises RuntimeError where it does not run: in training on a CPU."""
+    """torch's flex attention, compiled on a GPU. Raises RuntimeError where it does not run: in training on a CPU."""
     trains = torch.is_grad_enabled() and q.requires_grad
     if dropout or (trains and q.device.type == "cpu"):
         what = "drop attention weights" if dropout else "train on the CPU"
@@ -186,12 +187,15 @@ def _flex(
 
     if seen is not None:
         seen = seen.expand(seen.shape[0] if seen.dim() == 4 else 1, 1, q.shape[-2], k.shape[-2])
-    mixed: Tensor = _compiled()(q, k, v, score_mod=score, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # on a CPU there is no gain
+        flex = _flex_attention(compiled=q.is_cuda)
+        mixed: Tensor = flex(q, k, v, score_mod=score, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     return mixed
 
 
 @cache
-def _compiled() -> Callable[..., Any]:
+def _flex_attention(compiled: bool) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=True)
+    return torch.compile(flex_attention) if compiled else flex_attention
