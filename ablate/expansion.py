@@ -267,9 +267,8 @@ class _Expansion:
         if name == BASELINE:
             self.written = written
             return Variant(name, whole, corpus)
-        said = {path.partition(".")[0] for path, _ in differences(self.written, written)}
-        found = differences(self.baseline.plain, whole.model_dump(mode="json"))
-        return Variant(name, whole, corpus, {path: new for path, new in found if path.partition(".")[0] in said})
+        given = settings.model_dump(mode="json", exclude_defaults=True)
+        return Variant(name, whole, corpus, dict(differences(self.written, written, given)))
 
     def _placed(self, place: Path, make: Callable[[], T], combination: Mapping[str, Any] | None = None) -> T:
         """What `make` gives; its faults, told at the place in the file that they come from."""

@@ -101,13 +101,18 @@ def foreign_names(node: Any) -> Iterator[str]:
             yield from foreign_names(value)
 
 
-def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings of the plain tree `new` that are not in `old`, by dotted path; a choice stands for its name."""
+def differences(old: Any, new: Any, given: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings of the plain tree `new` that are not in `old`, by dotted path; a choice stands for its name.
+
+    What has no counterpart in `old` is told only where it is `given`, which is `new` without what are mere defaults.
+    """
     if isinstance(new, Mapping):
         for key, value in new.items():
             inner = path if key == "name" and path else f"{path}.{key}".lstrip(".")
             inner = "" if (not path and key == "model") else inner
-            before = old.get(key) if isinstance(old, Mapping) else None
-            yield from differences(before, value, inner)
+            known = isinstance(old, Mapping) and key in old
+            if known or (isinstance(given, Mapping) and key in given):
+                own = given.get(key) if isinstance(given, Mapping) else None
+                yield from differences(old[key] if known else None, value, own, inner)
     elif new != old:
-        yield path, new
+        yield path, given if isinstance(new, list) and given is not None else new

@@ -198,4 +198,5 @@ def _flex(
 def _flex_attention(compiled: bool) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention) if compiled else flex_attention
+    flex: Callable[..., Any] = torch.compile(flex_attention) if compiled else flex_attention
+    return flex
