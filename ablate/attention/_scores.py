@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -198,5 +198,4 @@ def _flex(
 def _flex_attention(compiled: bool) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    flex: Callable[..., Any] = torch.compile(flex_attention) if compiled else flex_attention
-    return flex
+    return cast(Callable[..., Any], torch.compile(flex_attention) if compiled else flex_attention)
