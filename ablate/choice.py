@@ -74,6 +74,7 @@ _BOUNDS: dict[str, tuple[Any, Any, str]] = {
     "ge": ("greater_than_equal", operator.ge, "minimum"),
     "le": ("less_than_equal", operator.le, "maximum"),
     "lt": ("less_than", operator.lt, "exclusiveMaximum"),
+    "gt": ("greater_than", operator.gt, "exclusiveMinimum"),
 }
 
 
@@ -102,6 +103,7 @@ Count = Annotated[int, BeforeValidator(as_whole), _Bounded(ge=1, le=2**53)]
 Size = Annotated[int, BeforeValidator(as_whole), _Bounded(ge=1, le=2**24)]
 """A dimension of a tensor; no machine holds a matrix beyond."""
 Real = Annotated[float, BeforeValidator(_real)]
+Positive = Annotated[float, BeforeValidator(_real), _Bounded(gt=0)]
 Rate = Annotated[float, BeforeValidator(_real), _Bounded(ge=0, lt=1)]
 
 
@@ -164,6 +166,10 @@ class Choice(Settings):
         blank = {key: None for key, field in type(self).model_fields.items() if field.default is None}
         filled = self.model_copy(update=blank).resolve(shape)
         return self.model_copy(update={key: None for key in blank if getattr(filled, key) is not None}).resolve(shape)
+
+    def device_problem(self, device: str) -> str | None:
+        """Why it cannot be trained on a `device` ("cpu", "cuda"); None where it can."""
+        return None
 
     def identities(self, shape: Shape) -> Iterator[Identity]:
         """What must be equal if the choice is what it says, in a small `shape`: for what it can be reduced to."""

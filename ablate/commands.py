@@ -97,6 +97,7 @@ def run(wanted: Wanted, console: Console) -> Ran:
     experiment = read(wanted, rehearsed=True)
     plans = plan.plan(experiment, timed=False)
     resources = _resources(wanted, plans)
+    plan.check_device(experiment, resources.device)
     for option, root in (("--results", wanted.results), ("--reports", wanted.reports)):
         _check_writable(root / experiment.name, option)
     store = Store(wanted.results / experiment.name, create=True)

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ablate.attention import AttentionChoice
+from ablate.choice import Shape
 from ablate.settings import LayerSettings, ModelSettings, StackSettings
 
 BYTES = {"fp32": 4, "bf16": 2}
@@ -133,15 +135,21 @@ def _layer_stages(
     scheme = stack.scheme(layer)
     placed = scheme.choice.flops(scheme.shape, scheme.rotary_dim, tokens, discount=discount)
     terms = None if terms is None else terms | placed
-    kept = attention.cache_elements(shape, 1) if shape.causal else 0
+    kept = _kept_of_a_token(attention, shape) if stack.name == "decoder" and attention.is_causal(shape) else 0
     yield _stage(attention.name, stream, attention.params(shape), terms, cache=kept)
     if layer.cross_attention is not None:
         crossed, crossing = layer.cross_attention, replace(shape, cross=True)
         terms = crossed.flops(crossing, tokens, discount=discount, source_tokens=seen["encoder"])
-        kept = crossed.cache_elements(crossing, 1)
+        kept = _kept_of_a_token(crossed, crossing)
         yield _stage(f"cross {crossed.name}", stream, crossed.params(crossing), terms, cache=kept)
     active = feed_forward.params_active(shape)
     yield _stage(feed_forward.name, stream, feed_forward.params(shape), feed_forward.flops(shape), active=active)
+
+
+def _kept_of_a_token(attention: AttentionChoice, shape: Shape) -> int | None:
+    """Numbers that a layer's cache grows by with a token, before any window is full."""
+    one, none = attention.cache_elements(shape, 1), attention.cache_elements(shape, 0)
+    return None if one is None or none is None else one - none
 
 
 def _head_stages(settings: ModelSettings, share: float) -> Iterator[dict[str, Any]]:

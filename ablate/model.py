@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -37,6 +37,15 @@ class ModelCache:
         return sum(layer.allocated_bytes() for layer in (*self.layers, *self.crossed))
 
 
+@dataclass(frozen=True)
+class Memory:
+    """The other sequence as a layer sees it: its hidden states, which of them are real, what the cache has of them."""
+
+    tokens: Tensor | None
+    mask: Tensor | None
+    cache: Any
+
+
 class Layer(nn.Module):
     """One layer: sublayers, norms, and the block that wires them."""
 
@@ -58,16 +67,17 @@ class Layer(nn.Module):
         start: int,
         mask: Tensor | None = None,
         cache: Any = None,
-        memory: tuple[Tensor | None, Tensor | None, Any] | None = None,
+        memory: Memory | None = None,
     ) -> Tensor:
-        """`(B, T, D)` to `(B, T, D)`. `memory` is the other sequence, its mask, and the cache of what is kept of it."""
+        """`(B, T, D)` to `(B, T, D)`."""
         own = None if mask is None else mask[:, -x.shape[1] :]
         sublayers = [lambda h: self.attention(h, position, start, mask, cache)]
         if memory is not None:
-            tokens, real, kept = memory
-            sublayers.append(lambda h: self.cross_attention(h, _NOWHERE, start, real, kept, tokens))
+            sublayers.append(
+                lambda h: self.cross_attention(h, _NOWHERE, start, memory.mask, memory.cache, memory.tokens)
+            )
         sublayers.append(lambda h: self.feed_forward(h, own))
-        norms = [partial(norm, mask=own) if hasattr(norm, "reads_mask") else norm for norm in self.norms]
+        norms = [partial(_normed, norm, mask=own) for norm in self.norms]
         out: Tensor = self.block(x, norms, sublayers)
         return out
 
@@ -107,7 +117,7 @@ class Stack(nn.Module):
         x = self.dropout(_normed(self.embed_norm, x, real))
         for i, layer in enumerate(self.layers):
             kept = cache.layers[i] if cache else None
-            other = (memory, memory_mask, cache.crossed[i] if cache else None) if self._reads_another else None
+            other = Memory(memory, memory_mask, cache.crossed[i] if cache else None) if self._reads_another else None
             x = layer(x, self._position(self._scheme_of[i]), start, mask, kept, other)
         if cache:
             cache.length += x.shape[1]

@@ -19,6 +19,7 @@ from ablate.meta import count_parameters
 from ablate.model import Transformer
 from ablate.objectives import task_of
 from ablate.profiling import decode
+from ablate.settings import LAYER_SLOTS
 from ablate.variant import Variant
 
 

@@ -292,3 +292,10 @@ def test_a_setting_of_a_variant_that_the_file_does_not_have_is_refused(expand: E
 def test_build_takes_a_variants_own_settings(expand: Expand) -> None:
     settings = expand().baseline.settings.model
     assert building.build(settings).settings == settings
+
+
+def test_what_cannot_be_trained_on_a_device_refuses_the_file(expand: Expand) -> None:
+    found = expand("variants: {x: {attention: {name: mha, kernel: flex}}}")
+    plan.check_device(found, "cuda")
+    with pytest.raises(FileFaults, match=r"5:12: variant x: kernel 'flex' cannot train on a CPU: choose sdpa or math"):
+        plan.check_device(found, "cpu")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ablate.attention import AttentionChoice, even_head_dim, visible_keys
 from ablate.attention._scores import Scoring, attend
 from ablate.cache import Cache
-from ablate.choice import Real, SettingsError, Shape, Size
+from ablate.choice import Positive, Real, SettingsError, Shape, Size
 from ablate.linear import PackedLinear
 from ablate.position import Position
 from ablate.rms import RMSNorm
@@ -81,7 +81,7 @@ class GroupedQueryAttention(nn.Module):
             if cache is not None:
                 k, v = cache.append(k, v)
         first = 0 if self.cross else start + x.shape[1] - k.shape[-2]
-        bias = position.bias(q, k, start, first)
+        bias = position.bias(q, k, start, first, self.scoring.scale)
         if mask is not None:
             mask = mask[:, first : first + k.shape[-2]]
         dropout = self.dropout if self.training else 0.0
@@ -140,7 +140,7 @@ class GroupedChoice(AttentionChoice):
         "none", description="RMS norm of queries and keys: of each head, of the whole projection, or l2 after rotation"
     )
     qk_norm_eps: Real | None = Field(None, gt=0, lt=1, description="of that norm; 1e-6 unless given")
-    scale: Real | Literal["none"] | None = Field(None, description="of the scores; 1/√head_dim unless given")
+    scale: Positive | Literal["none"] | None = Field(None, description="of the scores; 1/√head_dim unless given")
     softcap: Real | None = Field(None, gt=0, description="scores are bounded by softcap · tanh(score / softcap)")
     window: Size | None = Field(None, description="a token sees itself and so many less one before it")
     chunk: Size | None = Field(None, description="a token sees only its own block of so many tokens")
@@ -163,15 +163,20 @@ class GroupedChoice(AttentionChoice):
         return self.model_copy(update={"head_dim": width, "qk_norm_eps": eps, "scale": scale, "kernel": kernel})
 
     def twin(self, shape: Shape) -> Self:
-        """Narrow heads, windows and chunks of a few tokens, a kernel that runs everywhere."""
+        """Narrow heads, windows and chunks of a few tokens; the kernel as it is where a CPU can train with it."""
         near = {key: min(size, small) for key, small in (("window", 3), ("chunk", 5)) if (size := getattr(self, key))}
-        return super().twin(shape).model_copy(update=near)
+        return super().twin(shape).model_copy(update={"kernel": kernel_on_cpu(self.kernel), **near})
+
+    def device_problem(self, device: str) -> str | None:
+        """A kernel that only reads on a CPU."""
+        return kernel_problem(self.kernel, device)
 
     def problems(self, shape: Shape) -> list[SettingsError]:
-        """What its kernel cannot do."""
-        if self.softcap and self.kernel == "sdpa":
-            return [SettingsError(("kernel",), "kernel 'sdpa' has no softcap", "choose math or flex")]
-        return []
+        """What its kernel cannot do, and what has no meaning between two sequences."""
+        cure = "take it out: the other sequence has no distance to this one"
+        apart = [key for key in ("window", "chunk") if shape.cross and getattr(self, key)]
+        found = [SettingsError((key,), f"cross attention has no {key}", cure) for key in apart]
+        return [*found, *kernel_faults(self.kernel, self.softcap, shape)]
 
     def rotary_dim(self, shape: Shape) -> int:
         """All of a head."""
@@ -229,6 +234,25 @@ class GroupedChoice(AttentionChoice):
         """A key and a value for each key/value head and token, as far back as one can be seen again."""
         kept = min(tokens, _reach(self.window, self.chunk) or tokens)
         return 2 * self.kv_heads(shape) * self.rotary_dim(shape) * kept
+
+
+def kernel_faults(kernel: Kernel | None, softcap: float | None, shape: Shape) -> list[SettingsError]:
+    """What a kernel cannot do of what is asked of it."""
+    if softcap and kernel == "sdpa":
+        return [SettingsError(("kernel",), "kernel 'sdpa' has no softcap", "choose math or flex")]
+    if shape.attention_dropout and kernel == "flex":
+        return [SettingsError(("kernel",), "kernel 'flex' has no dropout of attention weights", "choose sdpa or math")]
+    return []
+
+
+def kernel_problem(kernel: Kernel | None, device: str) -> str | None:
+    """Why nothing can be trained with a kernel on a device."""
+    return "kernel 'flex' cannot train on a CPU: choose sdpa or math" if (kernel, device) == ("flex", "cpu") else None
+
+
+def kernel_on_cpu(kernel: Kernel | None) -> Kernel | None:
+    """The kernel, or where it cannot train there the definition that it computes."""
+    return kernel if kernel_problem(kernel, "cpu") is None else "math"
 
 
 def _reach(window: int | None, chunk: int | None) -> int | None:

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ablate.attention import AttentionChoice, even_head_dim, visible_keys
-from ablate.attention._grouped import Kernel
+from ablate.attention._grouped import Kernel, kernel_faults, kernel_on_cpu, kernel_problem
 from ablate.attention._same import outputs
 from ablate.attention._scores import Scoring, attend
 from ablate.cache import Cache
@@ -86,7 +86,7 @@ class LatentAttention(nn.Module):
                 (entries,) = cache.append(entries)
         q = self.q_up(self.q_norm(q)).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
         q = torch.cat([q[..., : self.nope], position.rotate(q[..., self.nope :], start)], dim=-1)
-        bias = position.bias(q, entries, start, 0)
+        bias = position.bias(q, entries, start, 0, self.scoring.scale)
         attention = self._expanded if first or self.decode == "expanded" else self._absorbed
         y = attention(q, entries, start, bias, mask)
         out: Tensor = self.out(y.transpose(1, 2).flatten(2))
@@ -163,8 +163,13 @@ class Config(AttentionChoice):
         return done.model_copy(update={"scale": None}) if done.scale == width**-0.5 else done
 
     def twin(self, shape: Shape) -> Self:
-        """Small latents."""
-        return super().twin(shape).model_copy(update={"q_lora_rank": 12} if self.q_lora_rank else {})
+        """Small latents; the kernel as it is where a CPU can train with it."""
+        small = {"q_lora_rank": 12} if self.q_lora_rank else {}
+        return super().twin(shape).model_copy(update={"kernel": kernel_on_cpu(self.kernel), **small})
+
+    def device_problem(self, device: str) -> str | None:
+        """A kernel that only reads on a CPU."""
+        return kernel_problem(self.kernel, device)
 
     def identities(self, shape: Shape) -> Iterator[Identity]:
         """The two ways of reading the cache."""
@@ -174,9 +179,7 @@ class Config(AttentionChoice):
 
     def problems(self, shape: Shape) -> list[SettingsError]:
         """What its kernel cannot do."""
-        if self.softcap and self.kernel == "sdpa":
-            return [SettingsError(("kernel",), "kernel 'sdpa' has no softcap", "choose math or flex")]
-        return []
+        return kernel_faults(self.kernel, self.softcap, shape)
 
     def rotary_dim(self, shape: Shape) -> int:
         """The decoupled part alone."""

@@ -26,11 +26,12 @@ class Position(nn.Module):
         """Turn queries or keys `(B, H, T, d)`."""
         return x
 
-    def bias(self, q: Tensor, k: Tensor, start: int, first: int) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor, start: int, first: int, scale: float | None = None) -> Tensor | None:
         """What is added to the scaled scores of queries `q` `(B, H, T, d)` against the keys `k` `(B, Hk, K, d)`.
 
         The queries stand at `start` …, the keys at `first` …, both as `rotate` left them; head h reads key head
-        h // (H // Hk). The result is `(H, T, K)` or `(B, H, T, K)`. What it says of keys that are hidden is not read.
+        h // (H // Hk). Scores are scaled by `scale`, 1/√d unless given. The result is `(H, T, K)` or `(B, H, T, K)`.
+        What it says of keys that are hidden is not read.
         """
         return None
 

@@ -31,7 +31,7 @@ class Alibi(Position):
         super().__init__()
         self.slopes = slopes(n_heads)
 
-    def bias(self, q: Tensor, k: Tensor, start: int, first: int) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, start: int, first: int, scale: float | None = None) -> Tensor:
         """The biases `(H, T, K)`; the same for a key as far after the query, which a causal attention hides."""
         n_queries = q.shape[-2]
         away = distances(n_queries, k.shape[-2], start, first, q.device).abs()

@@ -42,7 +42,7 @@ class RelativeBias(Position):
         self.table = nn.Embedding(n_buckets, n_heads)
         self._buckets: dict[torch.device, Tensor] = {}
 
-    def bias(self, q: Tensor, k: Tensor, start: int, first: int) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, start: int, first: int, scale: float | None = None) -> Tensor:
         """The biases `(H, T, K)`."""
         n_queries, furthest = q.shape[-2], self.max_distance
         away = distances(n_queries, k.shape[-2], start, first, q.device).clamp(-furthest, furthest)

@@ -18,7 +18,7 @@ from ablate.position._sinusoids import sinusoids
 
 
 class RelativePosition(Position):
-    """Adds (q + v) · W R + u · k, over the square root of a head's width, to the scaled scores.
+    """Adds (q + v) · W R + u · k, scaled as the scores are, to them.
 
     A `causal` one knows no distance to later keys, which attention must hide.
     """
@@ -34,9 +34,10 @@ class RelativePosition(Position):
         """What `ablate.init` draws beside W, as the released code does."""
         return self.key_bias.detach(), self.distance_bias.detach()
 
-    def bias(self, q: Tensor, k: Tensor, start: int, first: int) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, start: int, first: int, scale: float | None = None) -> Tensor:
         """The biases `(B, H, T, K)`."""
-        n_queries, n_keys, scale = q.shape[-2], k.shape[-2], q.shape[-1] ** -0.5
+        n_queries, n_keys = q.shape[-2], k.shape[-2]
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
         away = distances(n_queries, n_keys, start, first, q.device)
         if self.causal:
             away = away[: start + n_queries - first]
