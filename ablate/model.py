@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ablate.feed_forward import value_path
 from ablate.init import initialise
 from ablate.position import Position
 from ablate.settings import HeadSettings, LayerSettings, ModelSettings, StackSettings
@@ -283,9 +284,8 @@ def build(settings: ModelSettings, seed: int = 0) -> Transformer:
 
 
 def _gained(layer: Layer, gain: float) -> None:
-    """Scale the weights that values go through: attention's own, and every linear map of the feed-forward network."""
+    """Scale the weights that values go through: the attention's, and the feed-forward network's."""
     mixers = [module for module in (layer.attention, getattr(layer, "cross_attention", None)) if module is not None]
     weights = [weight for mixer in mixers for weight in getattr(mixer, "value_path", list)()]
-    linears = [module.weight.detach() for module in layer.feed_forward.modules() if isinstance(module, nn.Linear)]
-    for weight in (*weights, *linears):
+    for weight in (*weights, *value_path(layer.feed_forward)):
         weight.mul_(gain)

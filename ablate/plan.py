@@ -104,6 +104,20 @@ def checked(experiment: Experiment, fatal: Mapping[str, str] = MappingProxyType(
     return experiment.without({name: "; ".join(f.message for f in faults) for name, faults in found.items() if faults})
 
 
+def check_device(experiment: Experiment, device: str) -> None:
+    """Raises `FileFaults` where a choice of some variant cannot be trained on the device ("cpu", "cuda")."""
+    found = {
+        (variant.name, problem): SettingsError(("variants", variant.name), f"variant {variant.name}: {problem}")
+        for variant in experiment.variants
+        for stack in variant.settings.model.stacks
+        for layer, _ in stack.distinct_layers()
+        for slot in LAYER_SLOTS
+        if (choice := getattr(layer, slot)) is not None and (problem := choice.device_problem(device))
+    }
+    if found:
+        raise told(experiment.found, Faults(found.values()))
+
+
 def _faults(experiment: Experiment, variant: Variant, fatal: str | None) -> Iterator[SettingsError]:
     try:
         check_corpus(experiment.corpus(variant), variant.settings.train)

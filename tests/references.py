@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ablate import grid, registry
 from ablate.choice import Choice, Faults
+from ablate.feed_forward._balance import balance, choices
 from ablate.model import ModelCache, Transformer
 from ablate.settings import ModelSettings, resolved, typed
 
@@ -205,3 +206,15 @@ def alibi_slopes(n_heads: int) -> list[float]:
         return power_of_two(n_heads)
     closest = 2 ** math.floor(math.log2(n_heads))
     return power_of_two(closest) + alibi_slopes(2 * closest)[0::2][: n_heads - closest]
+
+
+def pooled_balance(logits: Tensor, top_k: int, real: Tensor | None = None) -> Tensor:
+    """HuggingFace's Mixtral form of router logits `(layers, B, T, E)`: K when balanced, E when collapsed on K experts.
+
+    Fractions and probabilities are pooled over layers before they are multiplied, which is not the mean of the layers'
+    losses. `real` is `(B, T)`.
+    """
+    pooled, n_layers = logits.flatten(0, -2), len(logits)
+    selected = choices(pooled.topk(top_k).indices, pooled.shape[-1])
+    counted = None if real is None else real.flatten().repeat(n_layers)
+    return top_k * balance(pooled.softmax(-1), selected, counted)

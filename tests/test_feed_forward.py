@@ -48,8 +48,8 @@ GATED: dict[str, tuple[dict[str, Any], Function]] = {
     "reglu": ({"name": "reglu"}, lambda x: max(0.0, x)),
 }
 MIXED: dict[str, dict[str, Any]] = {
-    "soft_moe": {"name": "soft_moe", "n_experts": 3, "d_ff": 10},
-    "soft_moe-gelu": {"name": "soft_moe", "n_experts": 5, "expert": "gelu"},
+    "soft_mixture": {"name": "soft_mixture", "n_experts": 3, "d_ff": 10},
+    "soft_mixture-gelu": {"name": "soft_mixture", "n_experts": 5, "expert": "gelu"},
     "moe": {"name": "moe", "n_experts": 4, "top_k": 3, "d_ff": 10},
     "moe-shared": {"name": "moe", "n_experts": 4, "top_k": 1, "n_shared_experts": 3, "expert": "gelu", "d_ff": 6},
     "moe-bias": {"name": "moe", "n_experts": 6, "balance": "bias", "score": "sigmoid", "n_shared_experts": 1},
@@ -111,7 +111,7 @@ def test_a_gated_network_by_the_number(key: str, bias: bool) -> None:
     torch.testing.assert_close(module(x).flatten(0, 1), torch.tensor(expected, dtype=torch.float64), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("key", ["soft_moe", "soft_moe-gelu"])
+@pytest.mark.parametrize("key", ["soft_mixture", "soft_mixture-gelu"])
 @torch.no_grad()
 def test_the_dense_mixture_is_the_loop_over_all_experts(key: str) -> None:
     module, x = built(MIXED[key]), noise(2, 3, 12)
@@ -123,14 +123,14 @@ def test_the_dense_mixture_is_the_loop_over_all_experts(key: str) -> None:
 
 
 def test_every_expert_of_the_dense_mixture_gets_gradient_from_one_token() -> None:
-    module = built(MIXED["soft_moe"])
+    module = built(MIXED["soft_mixture"])
     module(noise(1, 1, 12)).square().sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in module.parameters())
 
 
 @pytest.mark.parametrize(("dtype", "kept"), [("bfloat16", "float32"), ("float32", "float32"), ("float64", "float64")])
 def test_router_logits_are_float32_at_least_whatever_the_autocast(dtype: str, kept: str) -> None:
-    x, router = noise(2, 64, 12).to(getattr(torch, dtype)), built(MIXED["soft_moe"]).to(getattr(torch, dtype)).router
+    x, router = noise(2, 64, 12).to(getattr(torch, dtype)), built(MIXED["soft_mixture"]).to(getattr(torch, dtype)).router
     exact = x.double() @ router.weight.double().T
     with torch.autocast("cpu", torch.bfloat16):
         logits = router_logits(router, x)
@@ -139,7 +139,7 @@ def test_router_logits_are_float32_at_least_whatever_the_autocast(dtype: str, ke
 
 
 def test_the_dense_mixture_says_its_input_s_precision() -> None:
-    module, x = built(MIXED["soft_moe"]).float(), noise(2, 5, 12)
+    module, x = built(MIXED["soft_mixture"]).float(), noise(2, 5, 12)
     with torch.autocast("cpu", torch.bfloat16):
         assert module(x.bfloat16()).dtype == torch.bfloat16
     assert module.double()(x).dtype == torch.float64
@@ -155,7 +155,7 @@ def test_the_dense_mixture_says_its_input_s_precision() -> None:
         ("swiglu", ["down.weight", "gate_up.weight"]),
         ({"name": "geglu", "bias": True}, ["down.bias", "down.weight", "gate_up.bias", "gate_up.weight"]),
         (
-            {"name": "soft_moe", "n_experts": 1, "expert": "reglu"},
+            {"name": "soft_mixture", "n_experts": 1, "expert": "reglu"},
             ["experts.0.down.weight", "experts.0.gate_up.weight", "router.weight"],
         ),
         (
@@ -217,9 +217,9 @@ def test_promised_flops_are_those_counted(settings: dict[str, Any]) -> None:
         ({"name": "geglu", "d_ff": 5}, 180, {"feed_forward": 360}),
         ({"name": "reglu", "d_ff": 5, "bias": True}, 180 + 22, {"feed_forward": 360}),
         # a router 12·3 and three experts, all met
-        ({"name": "soft_moe", "n_experts": 3, "d_ff": 5}, 36 + 540, {"router": 72, "feed_forward": 3 * 360}),
+        ({"name": "soft_mixture", "n_experts": 3, "d_ff": 5}, 36 + 540, {"router": 72, "feed_forward": 3 * 360}),
     ],
-    ids=["linear", "geglu", "reglu", "soft_moe"],
+    ids=["linear", "geglu", "reglu", "soft_mixture"],
 )
 def test_costs_by_hand(settings: dict[str, Any], params: int, flops: dict[str, float]) -> None:
     found = choice(settings)
@@ -248,7 +248,7 @@ def test_identities_hold(settings: dict[str, Any]) -> None:
 
 def test_who_promises_what() -> None:
     promised = {name: len(list(choice(name).identities(SHAPE))) for name in NAMES}
-    assert {name: n for name, n in promised.items() if n} == {"linear": 1, "reglu": 1, "moe": 4, "soft_moe": 2}
+    assert {name: n for name, n in promised.items() if n} == {"linear": 1, "reglu": 1, "moe": 4, "soft_mixture": 2}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -260,8 +260,8 @@ def test_the_twin_of_a_large_one_is_small(name: str) -> None:
     assert small.settings() | {"d_ff": 0, "n_experts": 0} == large.settings() | {"d_ff": 0, "n_experts": 0}
 
 
-@pytest.mark.parametrize("expert", ["moe", "soft_moe"])
-@pytest.mark.parametrize("name", ["moe", "soft_moe"])
+@pytest.mark.parametrize("expert", ["moe", "soft_mixture"])
+@pytest.mark.parametrize("name", ["moe", "soft_mixture"])
 def test_a_mixture_of_mixtures_is_refused(name: str, expert: str) -> None:
     (fault,) = choice({"name": name, "expert": expert}).problems(SHAPE)
     assert str(fault) == f"expert '{expert}' is itself made of experts"

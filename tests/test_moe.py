@@ -28,6 +28,7 @@ MIXTRAL = ORACLE["A_hf_mixtral_load_balancing_loss_func"]["values"]
 SWITCH = ORACLE["B_switch_eq4"]
 Z_LOSS = ORACLE["D_st_moe_z_loss"]
 V3 = ORACLE["E_deepseek_v3_sequence_wise"]
+V2 = ORACLE["E2_deepseek_v2"]
 V3_BIAS = torch.tensor(V3["e_score_correction_bias"], dtype=torch.float64)
 UPDATES = ORACLE["F_aux_loss_free_bias_update"]
 SHAPE = Shape(d_model=8, n_layers=2, n_heads=2, max_seq_len=16, vocab_size=32)
@@ -205,6 +206,47 @@ def test_the_loss_of_a_sequence_is_that_of_the_paper_whatever_the_choice_in_the_
         assert module.metrics()["balance_loss_raw"] == pytest.approx(paper, rel=1e-12)
 
 
+def test_the_losses_of_devices_are_those_of_the_paper_on_what_was_chosen_within_them() -> None:
+    routing, whole = Routing(3, "softmax", False, 16.0, 4, 2, "max"), LOGITS[0].flatten(0, 1)[None]
+    levels = {"balance": "expert_level", "device": "device_level", "communication": "communication"}
+    paper = {name: V2[level]["sum_fP"] for name, level in levels.items()}
+    assert [round(value, 4) for value in paper.values()] == [1.5993, 1.2253, 1.3379]
+    weights = {"balance_loss": 0.003, "device_loss": 0.05, "communication_loss": 0.02}
+    module = router_of_logits(8, routing, balance="device", **weights)
+    module(whole)
+    assert {name: module.metrics()[f"{name}_loss_raw"] for name in levels} == pytest.approx(paper, rel=1e-12)
+    weighted = {name: weight * paper[name.removesuffix("_loss")] for name, weight in weights.items()}
+    found = {f"{name}_loss": loss.item() for name, loss in module.losses().items()}
+    assert found == pytest.approx(weighted, rel=1e-12)
+    limitless = raw_losses(whole, routing, balance="sequence")["balance"].item()  # what groups forbid is counted there
+    assert limitless != pytest.approx(paper["balance"], rel=0.01)
+
+
+def test_the_losses_of_devices_are_those_of_each_sequence_averaged() -> None:
+    routing = Routing(3, "softmax", False, 16.0, 4, 2, "max")
+    settings: dict[str, Any] = {"balance": "device", "device_loss": 1.0, "communication_loss": 1.0}
+    whole, *each = (raw_losses(part, routing, **settings) for part in (LOGITS[0], *LOGITS[0].split(1)))
+    for name in ("balance", "device", "communication"):
+        assert whole[name].item() == pytest.approx((each[0][name] + each[1][name]).item() / 2, rel=1e-12)
+        assert each[0][name].item() != pytest.approx(each[1][name].item(), rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["device", "communication"])
+def test_the_losses_of_devices_reach_the_router(name: str) -> None:
+    module = small_mixture(8, Routing(2, n_groups=4, top_groups=3), balance="device", **{f"{name}_loss": 1.0}).train()
+    module(noise(2, 9, 8))
+    (loss,) = module.losses().values()
+    loss.backward()
+    assert module.router.weight.grad.abs().max() > 1e-4
+
+
+def test_with_one_device_its_losses_say_nothing() -> None:
+    settings: dict[str, Any] = {"balance": "device", "device_loss": 1.0, "communication_loss": 1.0}
+    losses = raw_losses(LOGITS[0], 3, **settings)
+    assert losses["device"].item() == losses["communication"].item() == pytest.approx(1.0, rel=1e-12)
+    assert losses["balance"].item() == raw_losses(LOGITS[0], 3, balance="sequence")["balance"].item()
+
+
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_z_loss_is_the_published_one(layer: int) -> None:
     expected = Z_LOSS["values"][f"layer_{layer}"]["formula"]
@@ -228,7 +270,7 @@ def test_gradients_of_the_losses_are_the_published_ones(name: str, top_k: int, e
     torch.testing.assert_close(gradient, torch.tensor(expected).double().view_as(gradient), atol=1e-7, rtol=0)
 
 
-@pytest.mark.parametrize("balance", ["loss", "sequence"])
+@pytest.mark.parametrize("balance", ["loss", "sequence", "device"])
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("top_k", [1, 2, 4])
 def test_balance_loss_is_1_when_balanced_and_experts_over_k_when_collapsed(
@@ -328,7 +370,7 @@ def test_the_bias_is_in_the_choice_and_in_no_weight_and_gets_no_gradient() -> No
 def test_the_bias_exists_where_it_balances_and_nowhere_else() -> None:
     assert [name for name, _ in small_mixture(balance="bias").named_buffers()] == ["selection_bias"]
     assert "selection_bias" not in dict(small_mixture(balance="bias").named_parameters())
-    for balance in ("loss", "sequence", "none"):
+    for balance in ("loss", "sequence", "device", "none"):
         module = small_mixture(balance=balance).train()
         module(noise(1, 5, 8))
         module.after_step()
@@ -470,7 +512,7 @@ def test_a_dropped_token_gives_its_expert_no_gradient() -> None:
     assert not any(p.grad.any() for p in module.experts[1].parameters())
 
 
-@pytest.mark.parametrize("balance", ["loss", "sequence", "bias"])
+@pytest.mark.parametrize("balance", ["loss", "sequence", "device", "bias"])
 @pytest.mark.parametrize("factor", [None, 0.8])
 @pytest.mark.parametrize("filler", [0.0, 100.0, -3.0])
 def test_adding_padding_changes_no_statistic(filler: float, factor: float | None, balance: str) -> None:
@@ -524,7 +566,7 @@ V3_SETTINGS = {
 }
 V2_SETTINGS = {
     **{"n_experts": 160, "top_k": 6, "n_shared_experts": 2, "d_ff": 1536, "renormalize": False, "routed_scaling": 16.0},
-    **{"n_expert_groups": 8, "top_groups": 3},
+    **{"n_expert_groups": 8, "top_groups": 3, "balance": "device"},
 }
 SCOUT = {"n_experts": 16, "top_k": 1, "n_shared_experts": 1, "score": "sigmoid", "renormalize": False, "weigh": "input"}
 PUBLISHED = {
@@ -548,6 +590,17 @@ PUBLISHED = {
         ({"balance_loss": 0.0}, {"balance": "none"}),
         ({"balance": "sequence", "balance_loss": 0.0}, {"balance": "none"}),
         ({"balance_rate": 0.5}, {}),
+        ({"device_loss": 0.5, "communication_loss": 0.0}, {}),
+        ({"balance": "device", "device_loss": 0.5}, {"balance": "sequence", "balance_loss": 0.003}),  # one group
+        (
+            {"balance": "device", "n_expert_groups": 4, "top_groups": 4, "group_score": "top2"},
+            {"balance": "device", "n_expert_groups": 4, "top_groups": 4, "balance_loss": 0.003, "device_loss": 0.05},
+        ),
+        (
+            {"balance": "device", "n_expert_groups": 4, "balance_loss": 0.0, "device_loss": 0, "communication_loss": 0},
+            {"balance": "none", "n_expert_groups": 4},
+        ),
+        ({"top_k": 8, "balance": "device", "n_expert_groups": 4, "top_groups": 4}, {"top_k": 8, "balance": "none"}),
         ({"balance_loss": 0.01}, {}),
         ({"balance": "sequence", "balance_loss": 1e-4}, {"balance": "sequence"}),
         ({"capacity_factor": 4.0}, {}),  # all tokens: 8 / 2 even shares
@@ -577,6 +630,8 @@ def test_what_has_no_effect_is_not_told_apart(same: tuple[dict[str, Any], dict[s
         {"balance": "bias", "balance_rate": 0.0},
         {"balance": "bias", "balance_loss": 0.01},
         {"balance": "sequence"},
+        {"balance": "device", "n_expert_groups": 4, "top_groups": 4},
+        {"balance": "device", "n_expert_groups": 4, "top_groups": 2, "balance_loss": 0.0, "communication_loss": 0.0},
         {"balance_loss": 0.02},
         {"capacity_factor": 3.9},
         {"weigh": "input"},
@@ -682,12 +737,14 @@ def test_the_module_is_what_the_settings_say() -> None:
     module = configured(**V3_SETTINGS | {"z_loss": 0.1, "jitter": 0.2, "capacity_factor": 1.5, "d_ff": 4}).build(SHAPE)
     assert module.routing == Routing(8, "sigmoid", True, 2.5, 8, 4, "top2")
     assert module.loss_weights == {"balance": 1e-4, "z": 0.1}
-    assert (module.by_sequence, module.balance_rate) == (True, 0.001)
+    assert (module.balance, module.balance_rate) == ("bias", 0.001)
     assert (module.jitter, module.capacity_factor, module.weigh) == (0.2, 1.5, "output")
     assert (len(module.experts), module.shared is None) == (256, False)
     scout = configured(**SCOUT, balance="loss", balance_loss=0.2).build(SHAPE)
     assert scout.routing == Routing(1, "sigmoid", renormalize=False)
-    assert (scout.by_sequence, scout.weigh, scout.loss_weights["balance"]) == (False, "input", 0.2)
+    assert (scout.balance, scout.weigh, scout.loss_weights) == ("loss", "input", {"balance": 0.2, "z": 0.0})
+    v2 = configured(**V2_SETTINGS | {"d_ff": 4, "device_loss": 0.5}).build(SHAPE)
+    assert v2.loss_weights == {"balance": 0.003, "device": 0.5, "communication": 0.02, "z": 0.0}
     assert configured().build(SHAPE).shared is None
 
 

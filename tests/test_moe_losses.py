@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from references import pooled_balance
 from torch import Tensor
 
 from ablate.feed_forward._balance import (
@@ -22,7 +23,6 @@ from ablate.feed_forward._balance import (
     choices,
     communication_balance,
     device_balance,
-    pooled_balance,
     sequence_balance,
     z_loss,
 )

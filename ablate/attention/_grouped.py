@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -9,9 +10,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ablate.attention import AttentionChoice, even_head_dim, visible_keys
+from ablate.attention._same import outputs
 from ablate.attention._scores import Scoring, attend
 from ablate.cache import Cache
-from ablate.choice import Positive, Real, SettingsError, Shape, Size
+from ablate.choice import Identity, Positive, Real, SettingsError, Shape, Size
 from ablate.linear import PackedLinear
 from ablate.position import Position
 from ablate.rms import RMSNorm
@@ -181,6 +183,16 @@ class GroupedChoice(AttentionChoice):
     def rotary_dim(self, shape: Shape) -> int:
         """All of a head."""
         return self.head_dim or even_head_dim(shape)
+
+    def identities(self, shape: Shape) -> Iterator[Identity]:
+        """GQA covers them all; a choice that builds a module of its own promises nothing."""
+        from ablate.attention import gqa  # which needs this file first
+
+        if shape.cross or type(self).build is not GroupedChoice.build:
+            return
+        same = {name: getattr(self, name) for name in GroupedChoice.model_fields if name != "name"}
+        grouped = gqa.Config(**same, n_kv_heads=self.kv_heads(shape))
+        yield "gqa with as many key/value heads is the same", lambda: outputs(self, grouped, shape)
 
     def build(self, shape: Shape) -> GroupedQueryAttention:
         """The module."""

@@ -1,12 +1,11 @@
 """How evenly a router spreads tokens over experts: the field's balance losses, z-loss and bias update, as functions.
 
+Losses are 1 when balanced and E/k when all tokens choose the same k experts, whatever K is: the normalisation of Switch
+and DeepSeek. That of HuggingFace's Mixtral, OLMoE and Qwen is K times as much.
+
 Everywhere E is the number of experts, K the experts a token chooses; `probabilities` `(…, T, E)` sum to 1 over the
 experts; `selected` `(…, T, E)` is True where a token chose an expert; `real` `(…, T)` is False for tokens that count
 nowhere (None: all count). Losses are before any coefficient.
-
-Two normalisations live side by side. Those of Switch and DeepSeek are 1 when balanced and E/k when all tokens choose
-the same k experts. That of HuggingFace's Mixtral, OLMoE and Qwen is K times as much: K when balanced
-(`pooled_balance`).
 """
 
 from __future__ import annotations
@@ -35,26 +34,18 @@ def balance(probabilities: Tensor, selected: Tensor, real: Tensor | None = None)
 
 
 def sequence_balance(probabilities: Tensor, selected: Tensor, real: Tensor | None = None) -> Tensor:
-    """`balance` of each sequence of `(B, T, E)`, averaged over those with a real token.
+    """`balance` of each sequence of `(B, T, E)`, averaged.
 
     Equations 17-20 of DeepSeek-V3 (DeepSeek-AI, 2024, arXiv:2412.19437), where probabilities are sigmoid scores over
     their sum and `selected` are the K best of those scores, whatever bias or group decided in the end. With softmax and
     K = 1 it is HuggingFace's loss of Switch.
     """
-    occupied = len(probabilities) if real is None else real.any(-1).sum().clamp(min=1)
-    return balance(probabilities, selected, real).sum() / occupied
+    return over_sequences(balance(probabilities, selected, real), real)
 
 
-def pooled_balance(logits: Tensor, top_k: int, real: Tensor | None = None) -> Tensor:
-    """HuggingFace's Mixtral form of router logits `(layers, B, T, E)`: K when balanced, E when collapsed on K experts.
-
-    Fractions and probabilities are pooled over layers before they are multiplied, which is not the mean of the layers'
-    losses. `real` is `(B, T)`.
-    """
-    pooled, n_layers = logits.flatten(0, -2), len(logits)
-    selected = choices(pooled.topk(top_k).indices, pooled.shape[-1])
-    counted = None if real is None else real.flatten().repeat(n_layers)
-    return top_k * balance(pooled.softmax(-1), selected, counted)
+def over_sequences(losses: Tensor, real: Tensor | None = None) -> Tensor:
+    """The mean of the losses `(B,)` of sequences, over those with a real token."""
+    return losses.sum() / (len(losses) if real is None else real.any(-1).sum().clamp(min=1))
 
 
 def device_balance(probabilities: Tensor, selected: Tensor, n_groups: int, real: Tensor | None = None) -> Tensor:

@@ -26,6 +26,10 @@ class DenseFeedForward(nn.Module):
         out: Tensor = self.down(self.act(self.up(x)))
         return out
 
+    def value_path(self) -> list[Tensor]:
+        """Both projections' weights."""
+        return [self.up.weight.detach(), self.down.weight.detach()]
+
 
 class DenseChoice(FeedForwardChoice):
     """Settings that the members share."""

@@ -8,10 +8,10 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from ablate.feed_forward import _balance
+from ablate.feed_forward import _balance, value_path
 from ablate.feed_forward._routing import Routing, router_logits, within_capacity
 
-Balance = Literal["loss", "sequence", "bias", "none"]
+Balance = Literal["loss", "sequence", "device", "bias", "none"]
 Weigh = Literal["output", "input"]
 
 
@@ -33,6 +33,8 @@ class MixtureOfExperts(nn.Module):
         *,
         balance: Balance = "none",
         balance_loss: float = 0.0,
+        device_loss: float = 0.0,
+        communication_loss: float = 0.0,
         balance_rate: float = 0.001,
         z_loss: float = 0.0,
         jitter: float = 0.0,
@@ -43,8 +45,10 @@ class MixtureOfExperts(nn.Module):
         self.router = nn.Linear(d_model, len(experts), bias=False)
         self.experts, self.shared = nn.ModuleList(experts), shared
         self.register_buffer("selection_bias", torch.zeros(len(experts)) if balance == "bias" else None)
-        self.routing, self.by_sequence = routing, balance in ("sequence", "bias")
-        self.loss_weights, self.balance_rate = {"balance": balance_loss, "z": z_loss}, balance_rate
+        self.routing, self.balance, self.balance_rate = routing, balance, balance_rate
+        self.loss_weights = {"balance": balance_loss, "z": z_loss}
+        if balance == "device":
+            self.loss_weights |= {"device": device_loss, "communication": communication_loss}
         self.jitter, self.capacity_factor, self.weigh = jitter, capacity_factor, weigh
         self._losses: dict[str, Tensor] = {}
         self._load = self._counts = torch.zeros(0)  # of the last training pass: as chosen, and without what is dropped
@@ -72,12 +76,16 @@ class MixtureOfExperts(nn.Module):
             return {}
         made = self._load.sum().clamp(min=1)
         return {
-            "balance_loss_raw": self._losses["balance"].item(),
-            "z_loss_raw": self._losses["z"].item(),
+            **{f"{name}_loss_raw": loss.item() for name, loss in self._losses.items()},
             "idle_experts": int((self._load == 0).sum()),
             "busiest_expert_share": (self._load.max() / made).item(),
             "dropped_fraction": ((self._load - self._counts).sum() / made).item(),
         }
+
+    def value_path(self) -> list[Tensor]:
+        """All experts' weights: the router says how much, not what."""
+        experts = [*self.experts, *([] if self.shared is None else [self.shared])]
+        return [weight for expert in experts for weight in value_path(expert)]
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -101,7 +109,7 @@ class MixtureOfExperts(nn.Module):
     def _observe(self, logits: Tensor, scores: Tensor, chosen: Tensor, mask: Tensor | None) -> Tensor | None:
         """Keep losses and counts of the real tokens. Returns which choices `(N, K)` there is room for, None for all."""
         selected, mask = _balance.choices(chosen, logits.shape[-1]), None if mask is None else mask.bool()
-        self._losses = {"balance": self._balance_of(scores, selected, mask), "z": _balance.z_loss(logits, mask)}
+        self._losses = {**self._unbalanced(scores, selected, mask), "z": _balance.z_loss(logits, mask)}
         real = torch.ones_like(chosen[..., 0], dtype=torch.bool) if mask is None else mask
         chosen, selected, real = chosen.flatten(0, -2), selected.flatten(0, -2), real.flatten()
         self._load = self._counts = (selected & real.unsqueeze(-1)).sum(0)
@@ -113,13 +121,26 @@ class MixtureOfExperts(nn.Module):
         self._counts = (torch.zeros_like(selected).scatter(-1, chosen, kept) & real.unsqueeze(-1)).sum(0)
         return kept
 
-    def _balance_of(self, scores: Tensor, selected: Tensor, mask: Tensor | None) -> Tensor:
-        probabilities = self.routing.probabilities(scores)
-        if self.by_sequence:
-            best = _balance.choices(scores.topk(self.routing.top_k, dim=-1).indices, scores.shape[-1])
-            return _balance.sequence_balance(probabilities, best, mask)
+    def _unbalanced(self, scores: Tensor, selected: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+        """The losses of `(B, T, E)` scores that are about balance, before their weights."""
+        probabilities, top_k = self.routing.probabilities(scores), self.routing.top_k
+        if self.balance == "device":
+            return self._by_device(probabilities, selected, mask)
+        if self.balance in ("sequence", "bias"):
+            best = _balance.choices(scores.topk(top_k, dim=-1).indices, scores.shape[-1])
+            return {"balance": _balance.sequence_balance(probabilities, best, mask)}
         real = None if mask is None else mask.flatten()
-        return _balance.balance(probabilities.flatten(0, -2), selected.flatten(0, -2), real)
+        return {"balance": _balance.balance(probabilities.flatten(0, -2), selected.flatten(0, -2), real)}
+
+    def _by_device(self, probabilities: Tensor, selected: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+        """DeepSeek-V2's three, of what was chosen within the groups that it was limited to."""
+        groups, top = self.routing.n_groups, self.routing.top_groups
+        levels = {
+            "balance": _balance.balance(probabilities, selected, mask),
+            "device": _balance.device_balance(probabilities, selected, groups, mask),
+            "communication": _balance.communication_balance(probabilities, selected, groups, top, mask),
+        }
+        return {level: _balance.over_sequences(losses, mask) for level, losses in levels.items()}
 
     def _mix(self, tokens: Tensor, weights: Tensor, chosen: Tensor, kept: Tensor | None) -> Tensor:
         """Choices sorted by expert, each expert on its own slice, then back to `(N, D)`, summed in a fixed order.

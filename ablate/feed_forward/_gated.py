@@ -37,6 +37,10 @@ class GatedFeedForward(nn.Module):
         out: Tensor = self.down(self.act(gate) * up)
         return out
 
+    def value_path(self) -> list[Tensor]:
+        """All three projections' weights."""
+        return [self.gate_up.weight.detach(), self.down.weight.detach()]
+
 
 class GatedChoice(FeedForwardChoice):
     """Settings that the members share."""

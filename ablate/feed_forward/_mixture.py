@@ -1,4 +1,4 @@
-"""Settings of what is made of several networks of the slot: what moe and soft_moe share."""
+"""Settings of what is made of several networks of the slot: what moe and soft_mixture share."""
 
 from __future__ import annotations
 

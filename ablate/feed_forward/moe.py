@@ -7,14 +7,19 @@ token meets, follow DeepSeekMoE (Dai et al., 2024, arXiv:2401.06066): they are o
 What keeps the experts' load even is `balance`:
 
 - `loss`: that of Switch (Fedus et al., 2021, arXiv:2101.03961) on fractions of routed slots, over all tokens of a pass;
-- `sequence`: that of DeepSeek-V3, over each sequence (arXiv:2412.19437, equations 17-20);
+- `sequence`: that of DeepSeek-V3, over each sequence, on the best experts by score, also where groups forbid them
+  (arXiv:2412.19437, equations 17-20);
+- `device`: those of DeepSeek-V2, over each sequence, on the experts chosen within the groups, each of which is a device
+  (arXiv:2405.04434, equations 23-31): of experts (`balance_loss`), of devices (`device_loss`) and of what is sent to
+  them (`communication_loss`). With one group, whose two losses are constant, it is `sequence`;
 - `bias`: no loss. A bias on the choice, in no weight, goes up by `balance_rate` after a step for an expert below the
   mean load and down for one above (Wang et al., 2024, arXiv:2408.15664). With a `balance_loss` above 0 the loss of
   `sequence` is added, as in DeepSeek-V3.
 
-Both losses are 1 when balanced, and n_experts / k when routing has collapsed on k experts, whatever top_k is.
-`balance_loss` multiplies them once, per layer, after that. The z-loss is the mean squared log-sum-exp of the router
-logits (Zoph et al., 2022, arXiv:2202.08906).
+Balance losses are 1 when balanced, and n_experts / k when routing has collapsed on k experts, whatever top_k is; on
+k devices that of devices is n_expert_groups / k, that of communication n_expert_groups / top_groups. A weight multiplies
+each once, per layer, after that. The z-loss is the mean squared log-sum-exp of the router logits (Zoph et al., 2022,
+arXiv:2202.08906).
 
 No token is dropped, unless there is a `capacity_factor`: then, in training, an expert takes so many times its even
 share of the tokens, in their order, and what is over passes it by, as in Switch. The other experts' weights stay.
@@ -33,15 +38,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ablate import registry
 from ablate.choice import Identity, Problem, Rate, Real, SettingsError, Shape, Size, Whole
-from ablate.feed_forward import FeedForwardChoice
+from ablate.feed_forward import soft_mixture
 from ablate.feed_forward._experts import Balance, MixtureOfExperts, Weigh
 from ablate.feed_forward._mixture import MixtureChoice
 from ablate.feed_forward._routing import GroupScore, Routing, Score, router_logits
 from ablate.feed_forward._same import drawn, noise
 
-_RATE = 0.001
+_RATE, _DEVICE, _SENT = 0.001, 0.05, 0.02  # of DeepSeek-V3, and V2
+_OWN = {"balance_rate": ("bias", _RATE), "device_loss": ("device", _DEVICE), "communication_loss": ("device", _SENT)}
 
 
 class Config(MixtureChoice):
@@ -55,12 +60,15 @@ class Config(MixtureChoice):
     n_expert_groups: Size = Field(1, description="equal groups that the experts stand in, next to each other")
     top_groups: Size = Field(1, description="groups that a token's experts may come from, the best ones")
     group_score: GroupScore = Field("max", description="what a group is worth: its best score, or its two best summed")
-    balance: Balance = Field("loss", description="what keeps the load even: a loss, one a sequence, a bias, or nothing")
+    balance: Balance = Field("loss", description="what keeps the load even; see above")
     balance_loss: Real | None = Field(
         None,
         ge=0,
-        description="weight of the balance loss (1 when balanced); 0.01 unless given, 1e-4 a sequence, 0 beside a bias",
+        description="weight of the balance loss (1 when balanced); unless given 0.01, 1e-4 with balance: sequence, "
+        "0.003 with device, 0 with bias",
     )
+    device_loss: Real = Field(_DEVICE, ge=0, description="weight of the devices' balance, with balance: device")
+    communication_loss: Real = Field(_SENT, ge=0, description="weight of the communication's, with balance: device")
     balance_rate: Real = Field(_RATE, ge=0, description="step of the selection bias")
     z_loss: Real = Field(0.0, ge=0, description="weight of the router's z-loss")
     jitter: Rate = Field(0.0, description="router inputs are multiplied by 1 ± this in training")
@@ -72,7 +80,7 @@ class Config(MixtureChoice):
     def resolve(self, shape: Shape) -> Self:
         """The experts' width and the loss's weight as numbers; what has no effect as if it were not given."""
         found = super().resolve(shape)
-        for canonical in (_groups, _balancing, _capacity, _weights):
+        for canonical in (_balancing, _groups, _capacity, _weights):
             found = found.model_copy(update=canonical(found))
         return found
 
@@ -100,7 +108,7 @@ class Config(MixtureChoice):
     def build(self, shape: Shape) -> MixtureOfExperts:
         """The module."""
         given, one = self.resolve(shape), self.one_expert(shape)
-        names = ("balance", "balance_loss", "balance_rate", "z_loss", "jitter", "capacity_factor", "weigh")
+        names = ("balance", "balance_loss", *_OWN, "z_loss", "jitter", "capacity_factor", "weigh")
         return MixtureOfExperts(
             shape.d_model,
             [one.build(shape) for _ in range(self.n_experts)],
@@ -186,9 +194,7 @@ class Config(MixtureChoice):
 
     @torch.no_grad()
     def _of_all(self, shape: Shape) -> tuple[Tensor, Tensor]:
-        same = {"n_experts": self.n_experts, "expert": self.expert, "d_ff": self.d_ff}
-        dense = registry.configure("feed_forward", {"name": "soft_moe", **same})
-        assert isinstance(dense, FeedForwardChoice)
+        dense = soft_mixture.Config(n_experts=self.n_experts, expert=self.expert, d_ff=self.d_ff)
         mixture, x = drawn(self._plain(top_k=self.n_experts, score="softmax").build(shape)), noise(shape)
         other = drawn(dense.build(shape))
         other.load_state_dict(mixture.state_dict())
@@ -224,17 +230,22 @@ def _groups(given: Config) -> dict[str, Any]:
     n, groups, top = given.n_experts, given.n_expert_groups, given.top_groups
     by_best = given.group_score == "max" and given.top_k <= top
     idle = n % groups == 0 and top <= groups and (top == groups or by_best)
+    if given.balance == "device":
+        return {"group_score": "max"} if idle else {}  # they are in the losses, whatever they forbid
     return {"n_expert_groups": 1, "top_groups": 1, "group_score": "max"} if idle else {}
 
 
 def _balancing(given: Config) -> dict[str, Any]:
-    """The loss's weight as a number; `none` where nothing is balanced, or all experts are always chosen."""
-    weights = {"loss": 0.01, "sequence": 1e-4, "bias": 0.0, "none": 0.0}
-    weight = weights[given.balance] if given.balance_loss is None else given.balance_loss
-    by_bias = given.balance == "bias"
-    if given.top_k == given.n_experts or given.balance == "none" or not (weight or by_bias):
-        return {"balance": "none", "balance_loss": 0.0, "balance_rate": _RATE}
-    return {"balance_loss": weight, "balance_rate": given.balance_rate if by_bias else _RATE}
+    """Weights as numbers; `none` where nothing is balanced, or all experts are always chosen."""
+    balance, usual = given.balance, {"loss": 0.01, "sequence": 1e-4, "device": 0.003, "bias": 0.0, "none": 0.0}
+    weight = usual[balance] if given.balance_loss is None else given.balance_loss
+    if balance == "device" and given.n_expert_groups == 1:
+        balance = "sequence"
+    of_devices = balance == "device" and (given.device_loss or given.communication_loss)
+    if given.top_k == given.n_experts or not (weight or of_devices or balance == "bias"):
+        balance = "none"
+    own = {name: getattr(given, name) if balance == owner else usual for name, (owner, usual) in _OWN.items()}
+    return {"balance": balance, "balance_loss": 0.0 if balance == "none" else weight, **own}
 
 
 def _capacity(given: Config) -> dict[str, Any]:

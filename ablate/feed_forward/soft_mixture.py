@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ablate.choice import Identity, Shape
+from ablate.feed_forward import value_path
 from ablate.feed_forward._mixture import MixtureChoice
 from ablate.feed_forward._routing import router_logits
 from ablate.feed_forward._same import drawn, noise
@@ -34,6 +35,10 @@ class DenseMixture(nn.Module):
         for weight, expert in zip(weights, self.experts, strict=True):
             out = out + weight.unsqueeze(-1) * expert(x)
         return out
+
+    def value_path(self) -> list[Tensor]:
+        """The experts' weights: the router says how much, not what."""
+        return [weight for expert in self.experts for weight in value_path(expert)]
 
 
 class Config(MixtureChoice):
