@@ -186,14 +186,27 @@ def validated(kind: type[S], raw: object, path: Path = ()) -> S:
     try:
         return kind.model_validate(dict(raw))
     except ValidationError as error:
-        raise Faults(_fault(kind, dict(item), path) for item in error.errors()) from None
+        raise Faults(_merged(_fault(kind, dict(item), path) for item in error.errors())) from None
 
+
+def _merged(faults: Iterable[SettingsError]) -> Iterable[SettingsError]:
+    """One fault a place: where several kinds of values would do, pydantic tells what is wrong for each."""
+    by_place: dict[Path, SettingsError] = {}
+    for fault in faults:
+        first = by_place.setdefault(fault.path, fault)
+        if fault.message != first.message:
+            first.message = f"{first.message.partition(' (it is ')[0]}, or {fault.message.rpartition(': ')[2]}"
+    return by_place.values()
+
+
+_KIND = re.compile(r"(bool|int|float|str|none)$|[a-z-]+\[")
+"""How pydantic names a member of a union in the place of a fault."""
 
 _PLAIN = (str, int, float, bool, type(None))
 
 
 def _fault(kind: type[Settings], item: dict[str, Any], path: Path) -> SettingsError:
-    place: Path = tuple(part for part in item["loc"])
+    place: Path = tuple(part for part in item["loc"] if not _KIND.match(str(part)))
     if item["type"] == "extra_forbidden":
         return unknown(str(place[-1]), _known(kind, place[:-1]), "setting", (*path, *place))
     if item["type"] == "missing":
@@ -251,8 +264,9 @@ def _types(annotation: Any) -> list[Any]:
 def unknown(word: str, known: Iterable[str], what: str, path: Path) -> SettingsError:
     """The fault of a name that does not exist, with the nearest one that does."""
     known = list(known)
-    hint = _AMBIGUOUS.get(word)
-    cure = hint or _nearest(word, known) or f"known: {', '.join(sorted(known))}"
+    near = _nearest(word, known)
+    hint = _AMBIGUOUS.get(word) if "n_kv_heads" in known or not near else None
+    cure = hint or near or f"known: {', '.join(sorted(known))}"
     return SettingsError(path, f"unknown {what} '{word}'", cure)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field
@@ -126,6 +126,19 @@ def _check_alike(file: ExperimentFile) -> None:
             raise _refusal(place, message, "set it in the file's own section")
 
 
+@dataclass(frozen=True)
+class _Point:
+    """A combination: the name by its differences to the baseline, what it says, and what it comes to.
+
+    Points that have a `key` in common are the same. Named variants stand among them as saying nothing.
+    """
+
+    name: str
+    meant: Mapping[str, Any]
+    key: str
+    found: Variant | Invalid
+
+
 class _Expansion:
     """The way from a file to its variants, counting what falls out."""
 
@@ -143,14 +156,15 @@ class _Expansion:
         """The whole way."""
         self._check_size()
         self.base_tree = self._placed((BASELINE,), lambda: grid.baseline_tree(self.found.data))
+        self.written = self._placed((BASELINE,), lambda: typed(self.base_tree)).model_dump(mode="json")
         self.baseline = self._whole(BASELINE, self.base_tree, (BASELINE,))
         self.by_canonical[self.baseline.canonical] = self.baseline
         named = {name: self._named(name, changes) for name, changes in self.file.variants.items()}
         self._check_paths(list(named.values()))
         for name, tree in named.items():
             self._keep(self._whole(name, tree, ("variants", name)))
-        for combination in self.axes.combinations():
-            self._try(combination)
+        points = [self._point(combination) for combination in self.axes.combinations()]
+        self._settle([point for point in points if point])
         variants = list(self.by_canonical.values())
         return Expanded(self.file, variants, self.invalid, self.same, self._counts())
 
@@ -182,25 +196,43 @@ class _Expansion:
             self._placed(("exclude", i), lambda rule=rule: _none(grid.homeless(rule, trees)))  # type: ignore[misc]
             self._placed(("exclude", i), lambda rule=rule: typed(grid.applicable(self.base_tree, rule)[0]))  # type: ignore[misc]
 
-    def _try(self, combination: Mapping[str, Any]) -> None:
-        """Keep the variant of a combination, or count why not. A value wrong by itself refuses the file."""
+    def _point(self, combination: Mapping[str, Any]) -> _Point | None:
+        """What a combination comes to, None where it is excluded. A value wrong by itself refuses the file."""
         tree, meant = self._placed(("vary",), lambda: grid.applicable(self.base_tree, combination), combination)
         settings = self._placed(("vary",), lambda: typed(tree), combination)
         corpus = self._placed(("vary",), lambda: self._corpus(settings), combination)
-        name = self._name(meant)
+        name = self._name(meant, set())
         try:
             variant = self._variant(name, settings, corpus)
         except Faults as faults:
-            if not self._is_excluded(tree):
-                self.invalid.append(Invalid(name, "; ".join(fault.message for fault in faults.faults)))
-            return
-        if variant.canonical == self.baseline.canonical or not self._is_excluded(tree):
-            self._keep(variant)
+            invalid = Invalid(name, "; ".join(fault.message for fault in faults.faults))
+            return None if self._is_excluded(tree) else _Point(name, meant, settings.model_dump_json(), invalid)
+        if variant.canonical != self.baseline.canonical and self._is_excluded(tree):
+            return None
+        return _Point(name, meant, variant.canonical, variant)
 
-    def _name(self, meant: Mapping[str, Any]) -> str:
-        """The differences to the baseline."""
-        differing = {path: value for path, value in meant.items() if self._differs(path, value)}
-        return grid.label(differing) or BASELINE
+    def _settle(self, points: list[_Point]) -> None:
+        """Keep the variants, list what cannot work, each under a name of its own."""
+        namesakes: dict[str, list[_Point]] = {}
+        for known in self.by_canonical.values():
+            namesakes[known.name] = [_Point(known.name, {}, known.canonical, known)]
+        for point in points:
+            namesakes.setdefault(point.name, []).append(point)
+        besides = {name: _besides(group) for name, group in namesakes.items()}
+        for point in points:
+            told = besides[point.name][type(point.found)]
+            found = replace(point.found, name=self._name(point.meant, told)) if told else point.found
+            if isinstance(found, Invalid):
+                self.invalid.append(found)
+            else:
+                self._keep(found)
+
+    def _name(self, meant: Mapping[str, Any], told: set[str]) -> str:
+        """The differences to the baseline, and what is to be told besides.
+
+        A value can be no difference to the baseline and still matter elsewhere: where it meant nothing there.
+        """
+        return grid.label({p: value for p, value in meant.items() if p in told or self._differs(p, value)}) or BASELINE
 
     def _differs(self, path: str, value: Any) -> bool:
         key = (path, id(value))
@@ -242,7 +274,7 @@ class _Expansion:
         known = self.by_canonical.get(variant.canonical)
         if known is None:
             if variant.name in {each.name for each in self.by_canonical.values()}:
-                place = ("variants", variant.name)
+                place = ("variants", variant.name) if variant.name in self.file.variants else ("vary",)
                 raise _refusal(place, f"two different variants are called '{variant.name}'", "choose another name")
             self.by_canonical[variant.canonical] = variant
             return
@@ -264,9 +296,6 @@ class _Expansion:
 
     def _variant(self, name: str, settings: VariantSettings, corpus: Corpus) -> Variant:
         whole, written = self._resolved(settings, corpus), settings.model_dump(mode="json")
-        if name == BASELINE:
-            self.written = written
-            return Variant(name, whole, corpus)
         given = settings.model_dump(mode="json", exclude_defaults=True)
         return Variant(name, whole, corpus, dict(differences(self.written, written, given)))
 
@@ -294,6 +323,17 @@ class _Expansion:
         """Which of an axis' values the combination has."""
         if combination and axis in combination:
             yield next(i for i, value in enumerate(self.axes.values[axis]) if value is combination[axis])
+
+
+def _besides(namesakes: list[_Point]) -> dict[type, set[str]]:
+    """The paths that have to be told besides, so that points with one name so far have a name each.
+
+    What cannot work takes no short name away from what can.
+    """
+    varied = grid.varied([point.meant for point in namesakes])
+    variants = {point.key for point in namesakes if isinstance(point.found, Variant)}
+    keys = {point.key for point in namesakes}
+    return {Variant: varied if len(variants) > 1 else set(), Invalid: varied if len(keys) > 1 else set()}
 
 
 def _besides_start(tree: grid.Tree, rule: Mapping[str, Any]) -> dict[str, Any]:

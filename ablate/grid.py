@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, get_args, get_origin
 
@@ -330,6 +330,12 @@ def get(tree: Any, path: Path) -> Any:
     for key in path:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree
+
+
+def varied(combinations: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The paths that not all of the combinations say the same of, as a name shows it."""
+    paths = {path for each in combinations for path in each}
+    return {path for path in paths if len({text(each[path]) if path in each else None for each in combinations}) > 1}
 
 
 def label(combination: Mapping[str, Any]) -> str:

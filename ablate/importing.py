@@ -14,6 +14,7 @@ from ablate.hf._files import Checkpoint
 from ablate.hf._matching import Match, check_sizes, matched, misfit
 from ablate.meta import on_meta
 from ablate.model import Transformer
+from ablate.settings import ModelSettings
 
 _START = "decoder_start_id"
 _ROUNDING = 2.0**-7
@@ -31,7 +32,7 @@ def load_hf(folder: str | Path, dtype: torch.dtype = torch.float32) -> Transform
     found = hf.described(folder)
     checkpoint = Checkpoint(Path(folder))
     settings = model_settings(found.settings)
-    expected = _tensors(on_meta(lambda: Transformer(settings)))
+    expected = _expected(settings, len(checkpoint.shapes))
     match = matched(found.layout, expected, checkpoint.shapes)
     check_sizes(match, expected, checkpoint.shapes)
     _check_doubles(match, checkpoint)
@@ -94,6 +95,19 @@ def _written(model: Transformer, source: Tensor | None, ids: Tensor, n: int, mas
         if mask is not None and source is None:
             mask = torch.cat([mask.bool(), torch.ones_like(step, dtype=torch.bool)], dim=1)
     return ids
+
+
+def _expected(settings: ModelSettings, n_tensors: int) -> dict[str, Tensor]:
+    """The tensors that `config.json` asks for, without their numbers; every layer has one at least."""
+    n_layers = sum(stack.shape.n_layers for stack in settings.stacks)
+    if n_layers > n_tensors:
+        raise refusal(f"config.json asks for {n_layers} layers, and the checkpoint has {n_tensors} tensors in all")
+    try:
+        return _tensors(on_meta(lambda: Transformer(settings)))
+    except RuntimeError:  # torch's word for sizes whose product it cannot count
+        raise refusal(
+            "config.json asks for tensors that no machine holds", "compare its sizes with the file's"
+        ) from None
 
 
 def _tensors(model: torch.nn.Module) -> dict[str, Tensor]:

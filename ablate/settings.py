@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
@@ -99,6 +99,12 @@ class LayerRule(Settings):
         return by_step or at_start or layer + 1 in (self.at or ())
 
 
+def without_cross(rules: Sequence[LayerRule]) -> list[LayerRule]:
+    """The rules as they are for a stack that reads no other sequence; those that say nothing else are gone."""
+    left = [rule.model_copy(update={CROSS: None}) for rule in rules]
+    return [rule for rule in left if any(getattr(rule, slot) is not None for slot in LAYER_SLOTS)]
+
+
 class LayerSettings(Settings):
     """What one layer is made of."""
 
@@ -165,6 +171,18 @@ class StackSettings:
             same = next((i for i, (known, _) in enumerate(merged) if known == layer), len(merged))
             merged[same:] = [(layer, times[kind] + (merged[same][1] if same < len(merged) else 0)), *merged[same + 1 :]]
         return merged
+
+    def rules_by_layer(self) -> list[LayerRule]:
+        """The layers that are not as usual, by their numbers: each kind of them is one rule."""
+        kinds: list[tuple[dict[str, Any], list[int]]] = []
+        for number, layer in enumerate(self.layers if self.rules else [], 1):
+            own = {s: choice for s in LAYER_SLOTS if (choice := getattr(layer, s)) != getattr(self.usual, s)}
+            same = next((numbers for slots, numbers in kinds if slots == own), None)
+            if own and same is None:
+                kinds.append((own, [number]))
+            elif own and same is not None:
+                same.append(number)
+        return [LayerRule(at=numbers, **slots) for slots, numbers in kinds]
 
     def each_layer_once(self) -> dict[str, Any]:
         """How deep the stack is without repetitions, and the rules that make it so."""
@@ -255,7 +273,9 @@ class ModelSettings(Settings):
     tie_embeddings: bool = Field(False, description="whether the output head is the embedding")
     embed_scale: bool = Field(False, description="whether embeddings are multiplied by √d_model")
     embed_norm: bool = Field(False, description="whether embeddings are normalised before the first layer")
-    n_token_types: Whole = Field(0, ge=0, description="kinds of tokens that have an embedding of their own (BERT)")
+    n_token_types: Whole = Field(
+        0, ge=0, le=2**24, description="kinds of tokens that have an embedding of their own (BERT)"
+    )
     head: HeadSettings = HeadSettings()
     init: Literal["normal", "xavier"] = Field("normal", description="how matrices are drawn")
     init_std: Real | None = Field(0.02, gt=0, description="standard deviation of `init: normal`")
@@ -319,7 +339,7 @@ class ModelSettings(Settings):
     def _encoder(self) -> StackSettings:
         own = self.encoder or EncoderSettings()
         given = {key: value for key in ENCODER_OWN if (value := getattr(own, key)) is not None}
-        rules = [rule.model_copy(update={"cross_attention": None}) for rule in given.pop("layers", self.layers)]
+        rules = without_cross(given.pop("layers", self.layers))
         n_layers = given.pop("n_layers", self.n_layers)
         return self._stack("encoder", n_layers, **given, layers=rules, cross_attention=None)
 
@@ -501,6 +521,10 @@ def _model(raw: Mapping[str, Any]) -> ModelSettings:
 
 def _encoder(raw: Mapping[str, Any], usual: Mapping[str, Any], faults: list[SettingsError]) -> EncoderSettings:
     path = ("encoder",)
+    for i, rule in enumerate(rules if isinstance(rules := raw.get("layers"), list) else []):
+        if isinstance(rule, Mapping) and CROSS in rule:
+            message = "an encoder reads no other sequence, and has no cross_attention"
+            faults.append(SettingsError((*path, "layers", i, CROSS), message, "take it out"))
     own = {place: _continued(given, usual.get(place)) for place in SLOT_OF if (given := raw.get(place)) is not None}
     ready = {**raw, **_choices(raw, usual, path, faults), **_rules(raw, {**usual, **own}, path, faults)}
     return validated(EncoderSettings, ready, path)
@@ -581,13 +605,17 @@ def resolved(settings: VariantSettings, vocab_size: int = 1) -> VariantSettings:
         faults += _pairings(model, given)
     if faults:
         raise Faults({(fault.path, fault.message): fault for fault in faults}.values())
-    return settings.model_copy(update={"model": model, "train": train})
+    return settings.model_copy(update={"model": _in_one_form(model), "train": train})
 
 
 def _resolved_model(model: ModelSettings, faults: list[SettingsError]) -> ModelSettings:
     """The model with every slot of every stack as it is meant, and nothing that means nothing in its family."""
-    crossed = model.cross_attention or model.attention.crossing() if model.family == "encoder_decoder" else None
-    model = model.model_copy(update={"cross_attention": crossed})
+    crossed = None
+    if model.family == "encoder_decoder":
+        crossed = model.cross_attention or model.attention.crossing()
+        crossed = crossed.model_copy(update={"causal": None})
+    rules = model.layers if crossed else without_cross(model.layers)
+    model = model.model_copy(update={CROSS: crossed, "layers": rules})
     shapes = {stack.name: stack.shape for stack in model.stacks}
     shape = shapes.get("decoder") or shapes["encoder"]
     updates = _resolved_slots(model, shape, (), faults)
@@ -598,12 +626,21 @@ def _resolved_model(model: ModelSettings, faults: list[SettingsError]) -> ModelS
     return _where_meant(model.model_copy(update=updates), init_std=model.init == "normal")
 
 
+def _in_one_form(model: ModelSettings) -> ModelSettings:
+    """Rules for layers in the one form that they all have, so that equal models have equal settings."""
+    *encoders, main = model.stacks
+    updates: dict[str, Any] = {"layers": main.rules_by_layer()}
+    if encoders and model.encoder:
+        updates["encoder"] = model.encoder.model_copy(update={"layers": encoders[0].rules_by_layer()})
+    return model.model_copy(update=updates)
+
+
 def _resolved_encoder(model: ModelSettings, shape: Shape, faults: list[SettingsError]) -> EncoderSettings:
     own = model.encoder or EncoderSettings()
     numbers = {"n_layers": shape.n_layers, "n_heads": shape.n_heads}
     taken = {slot: getattr(own, slot) or getattr(model, slot) for slot in registry.SLOTS}
     rules, path = (own.layers, ("encoder", "layers")) if own.layers is not None else (model.layers, ("layers",))
-    rules = [rule.model_copy(update={"cross_attention": None}) for rule in rules]
+    rules = without_cross(rules)
     whole = own.model_copy(update={**numbers, **taken})
     ready = _resolved_slots(whole, shape, ("encoder",), faults)
     return whole.model_copy(update={**ready, "layers": _resolved_rules(rules, shape, path, faults)})
@@ -645,12 +682,14 @@ def _idle_rules(model: ModelSettings) -> list[SettingsError]:
     return [
         SettingsError(
             ("layers", i) if stack.rules is model.layers else ("encoder", "layers", i),
-            f"the rule is for none of the {stack.shape.n_layers} layers",
+            f"the rule is for layers that are none of the {stack.shape.n_layers}"
+            if rule.at
+            else f"the rule is for none of the {stack.shape.n_layers} layers",
             f"take it out, or let it apply within {stack.shape.n_layers}",
         )
         for stack in model.stacks
         for i, rule in enumerate(stack.rules)
-        if not any(map(rule.applies, range(stack.shape.n_layers)))
+        if not any(map(rule.applies, range(stack.shape.n_layers))) or max(rule.at or [0]) > stack.shape.n_layers
     ]
 
 
@@ -681,9 +720,13 @@ def _attention_faults(layer: LayerSettings, stack: StackSettings) -> Iterator[Se
 def _position_faults(layer: LayerSettings, stack: StackSettings, given: ModelSettings) -> Iterator[SettingsError]:
     """The hooks that a position scheme needs; a width that cannot be rotated is told where the file says it."""
     position, attention = layer.position, layer.attention
-    if position.embeds and position != stack.usual.position:
+    usual = stack.usual.position
+    if position.embeds and position != usual:
         message = f"position {position.name} adds to the embeddings, which no single layer has"
         yield SettingsError(("layers",), message, "choose it for the whole model, or another one for the layer")
+    if usual.embeds and position != usual and not position.needs:
+        message = f"position {usual.name} adds to the embeddings, and no layer is without it"
+        yield SettingsError(("layers",), message, "take the position out of the rule")
     if missing := " and ".join(HOOKS[hook] for hook in sorted(position.needs - attention.offers)):
         message = f"position {position.name} needs an attention that can {missing}; {attention.name} cannot"
         yield SettingsError(("position",), message, "choose another position or another attention")

@@ -10,11 +10,11 @@ import torch
 from references import alibi_slopes, attention_of_one_head, grouped_attention, latent_attention, rotated, tiny
 from torch import Tensor, nn
 
-from ablate.attention import Cache, attend
+from ablate.attention import Cache, attend, mha
 from ablate.attention._grouped import GroupedQueryAttention
 from ablate.attention._scores import Scoring
 from ablate.attention.mla import LatentAttention
-from ablate.choice import Faults
+from ablate.choice import Faults, Shape
 from ablate.cost import cache_bytes, cache_bytes_per_token
 from ablate.init import initialise
 from ablate.position import Position
@@ -211,6 +211,26 @@ def test_padding_values_for_a_kernel_changes_nothing() -> None:
         plain = attend(q, k, v, Scoring(causal=True))
     assert padded.shape == (2, 4, 7, 8)
     torch.testing.assert_close(padded, plain, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("extra", [{}, {"window": 3, "bias": True, "qk_norm": "projection", "scale": 0.3}], ids=str)
+@pytest.mark.parametrize(("name", "n_promised"), [("mha", 1), ("mqa", 1), ("gqa", 2)])
+def test_grouped_attention_promises_what_it_is_at_its_ends(name: str, n_promised: int, extra: dict[str, Any]) -> None:
+    settings = tiny(attention={"name": name, **extra})
+    promised = list(settings.attention.identities(settings.shape))
+    assert len(promised) == n_promised
+    for sentence, both in promised:
+        one, other = both()
+        assert torch.equal(one, other), sentence
+
+
+def test_a_choice_with_a_module_of_its_own_does_not_promise_to_be_gqa() -> None:
+    class Own(mha.Config):
+        def build(self, shape: Shape) -> GroupedQueryAttention:
+            return super().build(shape)
+
+    assert list(mha.Config().identities(tiny().shape))
+    assert not list(Own().identities(tiny().shape))
 
 
 @pytest.mark.parametrize("scoring", [{}, {"window": 3}, {"softcap": 2.0}, {"causal": False}, {"chunk": 3}], ids=str)

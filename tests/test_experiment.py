@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from conftest import TINY, Expand, Refused, Write
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ablate import registry
 from ablate.document import FileFaults
@@ -150,6 +153,138 @@ def test_counts_and_names(added: str, expected: tuple[int, ...], named: list[str
     raw, excluded, invalid, merged, planned = expected
     assert raw - excluded - invalid - merged == planned
     assert found.counts["trials"] == planned
+
+
+NORMED = "attention.qk_norm: [none, head], attention.qk_norm_eps: [1e-6, 1e-3]"
+FAMILIES = "family: [decoder, encoder_decoder], encoder.n_layers: [1, 2]"
+BALANCE = "feed_forward.balance: [loss, bias], feed_forward.balance_rate: [1e-3, 0.1]"
+GROUPS = "feed_forward.n_expert_groups: [1, 4], feed_forward.top_groups: [1, 2], feed_forward.group_score: [max, top2]"
+SCHEDULES = "train.schedule: [constant, cosine], train.final_lr: [0, 1e-4]"
+MOE = "feed_forward=moe"
+
+
+@pytest.mark.parametrize(
+    ("axes", "sets", "expected", "named"),
+    [
+        (
+            NORMED,
+            [],
+            (4, 0, 0, 1, 3),
+            [f"attention.qk_norm=head,attention.qk_norm_eps={eps}" for eps in ("1e-06", "0.001")],
+        ),
+        (FAMILIES, [], (4, 0, 0, 1, 3), [f"family=encoder_decoder,encoder.n_layers={n}" for n in (1, 2)]),
+        (
+            f"{FAMILIES}, cross_attention: [mha, mqa]",
+            [],
+            (8, 0, 0, 3, 5),
+            [
+                f"family=encoder_decoder,encoder.n_layers={n},cross_attention={kind}"
+                for n in (1, 2)
+                for kind in ("mha", "mqa")
+            ],
+        ),
+        (
+            BALANCE,
+            [MOE],
+            (4, 0, 0, 1, 3),
+            [f"feed_forward.balance=bias,feed_forward.balance_rate={rate}" for rate in (0.001, 0.1)],
+        ),
+        (
+            f"feed_forward: [swiglu, moe], {BALANCE}",
+            [],
+            (8, 0, 0, 4, 4),
+            [
+                f"feed_forward=moe,feed_forward.balance={how},feed_forward.balance_rate={rate}"
+                for how, rate in (("loss", 0.001), ("bias", 0.001), ("bias", 0.1))
+            ],
+        ),
+        (
+            GROUPS,
+            [MOE],
+            (8, 0, 2, 2, 4),  # of two groups that hold the best two experts nothing is left out: the baseline
+            [
+                f"feed_forward.n_expert_groups=4,feed_forward.{rest}"
+                for rest in ("group_score=max", "group_score=top2", "top_groups=2,feed_forward.group_score=top2")
+            ],
+        ),
+        (
+            SCHEDULES,
+            ["train.final_lr=0.5"],
+            (5, 0, 0, 1, 4),
+            ["train.schedule=constant,train.final_lr=0", "train.final_lr=0", "train.final_lr=0.0001"],
+        ),
+        (
+            f"block: [pre_norm, post_norm], {NORMED}",
+            [],
+            (8, 0, 0, 2, 6),
+            [
+                "attention.qk_norm=head,attention.qk_norm_eps=1e-06",
+                "attention.qk_norm=head,attention.qk_norm_eps=0.001",
+                "block=post_norm",
+                "block=post_norm,attention.qk_norm=head,attention.qk_norm_eps=1e-06",
+                "block=post_norm,attention.qk_norm=head,attention.qk_norm_eps=0.001",
+            ],
+        ),
+    ],
+)
+def test_what_means_nothing_in_the_baseline_is_told_where_it_matters(
+    axes: str, sets: list[str], expected: tuple[int, ...], named: list[str], expand: Expand
+) -> None:
+    found = expand(f"vary: {{{axes}}}", *sets)
+    assert counts(found) == expected
+    assert names(found) == ["baseline", *named]
+    assert len({each.trial_id for each in found.trials("cpu", 1)}) == len(names(found))
+
+
+def test_a_value_is_left_out_of_a_name_that_is_unique_without_it(expand: Expand) -> None:
+    axes = "attention.qk_norm: [none, head], attention.qk_norm_eps: [1e-3]"
+    assert names(expand(f"vary: {{{axes}}}")) == ["baseline", "attention.qk_norm=head"]
+    rule = "exclude: [{attention.qk_norm: head, attention.qk_norm_eps: 1e-3}]"
+    assert names(expand(f"vary: {{{NORMED}}}\n{rule}")) == ["baseline", "attention.qk_norm=head"]
+
+
+def test_a_name_means_either_a_variant_or_what_is_the_same_or_cannot_work(expand: Expand) -> None:
+    named = "variants: {a: {attention.qk_norm: head, attention.qk_norm_eps: 1e-3}}"
+    found = expand(f"{named}\nvary: {{{NORMED}}}")
+    assert names(found) == ["baseline", "a", "attention.qk_norm=head,attention.qk_norm_eps=1e-06"]
+    assert found.same == {"attention.qk_norm=head,attention.qk_norm_eps=0.001": "a"}
+    found = expand(f"vary: {{n_heads: [4, 3], {NORMED}}}")
+    assert len({each.name for each in found.invalid} - set(names(found))) == found.counts["invalid"] == 4
+
+
+def test_what_cannot_work_takes_no_name_from_what_can(expand: Expand) -> None:
+    found = expand("vary: {feed_forward.n_expert_groups: [4], feed_forward.top_groups: [1, 5]}", MOE)
+    assert names(found) == ["baseline", "feed_forward.n_expert_groups=4"]
+    assert [each.name for each in found.invalid] == ["feed_forward.n_expert_groups=4,feed_forward.top_groups=5"]
+
+
+AXES = {
+    "block": ["pre_norm", "post_norm"],
+    "n_heads": [4, 3, 2],
+    "family": ["encoder_decoder", "decoder"],
+    "encoder.n_layers": [2, 1],
+    "cross_attention": ["mqa", "mha"],
+    "attention.qk_norm": ["none", "head", "l2"],
+    "attention.qk_norm_eps": [1e-6, 1e-3],
+    "feed_forward": ["moe", "swiglu"],
+    "feed_forward.balance": ["bias", "loss"],
+    "feed_forward.balance_rate": [0.1, 0.01],
+    "train.schedule": ["constant", "cosine"],
+    "train.final_lr": [0.0, 1e-4],
+}
+
+
+@given(
+    st.lists(st.sampled_from(sorted(AXES)), min_size=2, max_size=3, unique=True),
+    st.sampled_from(["[]", "[{n_heads: 2}]"]),
+)
+@hypothesis.settings(max_examples=15, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+def test_whatever_varies_each_variant_has_a_name(expand: Expand, axes: list[str], exclude: str) -> None:
+    found = expand(f"vary: {json.dumps({axis: AXES[axis] for axis in axes})}\nexclude: {exclude}", MOE)
+    raw, excluded, invalid, merged, planned = counts(found)
+    assert raw - excluded - invalid - merged == planned == len(set(names(found)))
+    assert len({each.name for each in found.invalid} - set(names(found)) - set(found.same)) == invalid
+    assert not set(found.same) & set(names(found))
 
 
 def test_variants_and_axes_never_change_each_other(expand: Expand) -> None:

@@ -9,14 +9,16 @@ from typing import Any, cast
 
 import pytest
 import torch
+from references import tiny
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ablate import registry
 from ablate.choice import Shape
-from ablate.feed_forward import FeedForwardChoice
+from ablate.feed_forward import FeedForwardChoice, value_path
 from ablate.feed_forward._routing import router_logits
 from ablate.init import initialise
+from ablate.model import build
 
 SHAPE = Shape(d_model=12, n_layers=2, n_heads=2, max_seq_len=16, vocab_size=32)
 NAMES = registry.names("feed_forward")
@@ -130,7 +132,10 @@ def test_every_expert_of_the_dense_mixture_gets_gradient_from_one_token() -> Non
 
 @pytest.mark.parametrize(("dtype", "kept"), [("bfloat16", "float32"), ("float32", "float32"), ("float64", "float64")])
 def test_router_logits_are_float32_at_least_whatever_the_autocast(dtype: str, kept: str) -> None:
-    x, router = noise(2, 64, 12).to(getattr(torch, dtype)), built(MIXED["soft_mixture"]).to(getattr(torch, dtype)).router
+    x, router = (
+        noise(2, 64, 12).to(getattr(torch, dtype)),
+        built(MIXED["soft_mixture"]).to(getattr(torch, dtype)).router,
+    )
     exact = x.double() @ router.weight.double().T
     with torch.autocast("cpu", torch.bfloat16):
         logits = router_logits(router, x)
@@ -143,6 +148,36 @@ def test_the_dense_mixture_says_its_input_s_precision() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert module(x.bfloat16()).dtype == torch.bfloat16
     assert module.double()(x).dtype == torch.float64
+
+
+# --- What values go through -------------------------------------------------------------------------------------------
+
+
+@every_setting
+def test_values_go_through_every_matrix_but_the_router(settings: dict[str, Any]) -> None:
+    module = built(settings)
+    told = {weight.data_ptr() for weight in value_path(module)}
+    matrices = {p.data_ptr(): name for name, p in module.named_parameters() if p.ndim == 2}
+    assert set(matrices) - told == {place for place, name in matrices.items() if name == "router.weight"}
+    assert told <= set(matrices)
+    assert len(value_path(module)) == len(told)
+
+
+def test_a_network_that_does_not_say_has_values_in_every_linear_map() -> None:
+    network = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 3))
+    assert [weight.shape for weight in value_path(network)] == [(4, 3), (3, 4)]
+
+
+@pytest.mark.parametrize("settings", ["relu", "soft_mixture", {"name": "moe", "n_shared_experts": 1}], ids=str)
+def test_deep_norm_softens_the_experts_and_not_the_router(settings: Any) -> None:
+    plain, soft = (
+        build(tiny(block=block, feed_forward=settings, norm="layer_norm")) for block in ("post_norm", "deep_norm")
+    )
+    beta = (8 * 2) ** -0.25
+    drawn, gained = (dict(model.decoder.layers[1].feed_forward.named_parameters()) for model in (plain, soft))
+    for name, weight in drawn.items():
+        kept = name == "router.weight" or name.endswith("bias")
+        assert torch.equal(gained[name], weight if kept else weight * beta), name
 
 
 # --- Names, widths, costs ---------------------------------------------------------------------------------------------

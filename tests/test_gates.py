@@ -65,7 +65,10 @@ def test_what_does_not_apply_says_why() -> None:
     def why(**changes: Any) -> dict[str, str]:
         return {name: v.detail for name, v in verdicts(tiny(**changes)).items() if v.result == "not applicable"}
 
-    assert why() == {"tied": "the head has weights of its own", "identities": "its choices declare none"}
+    assert why(attention="lstm", position="none") == {
+        "tied": "the head has weights of its own",
+        "identities": "its choices declare none",
+    }
     assert why(tie_embeddings=True, attention="gqa") == {}
     sideways = "its attention is set to look both ways"
     both_ways = why(attention={"name": "gqa", "causal": False}, tie_embeddings=True)

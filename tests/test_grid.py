@@ -297,6 +297,20 @@ def test_a_combination_is_named_by_what_it_says(combination: dict[str, Any], nam
 
 
 @pytest.mark.parametrize(
+    ("combinations", "varied"),
+    [
+        ([], set()),
+        ([{"n_layers": 1, "train.lr": 0.1}], set()),
+        ([{"n_layers": 1, "train.lr": 0.1}, {"n_layers": 2, "train.lr": 0.1}], {"n_layers"}),
+        ([{"n_layers": 1}, {"n_layers": 1, "train.grad_clip": None}], {"train.grad_clip"}),
+        ([{"n_layers": 1}, {}], {"n_layers"}),
+    ],
+)
+def test_what_varies_between_combinations(combinations: list[dict[str, Any]], varied: set[str]) -> None:
+    assert grid.varied(combinations) == varied
+
+
+@pytest.mark.parametrize(
     ("path", "keys", "place"),
     [
         (("attention",), ["attention", "attention.n_kv_heads"], ("attention",)),

@@ -293,6 +293,11 @@ def test_published_configurations_have_their_published_size(name: str, tmp_path:
     assert cost(settings, 8).params_total == PUBLISHED[name]["parameters"]
 
 
+def test_every_family_has_logits_that_other_code_computed() -> None:
+    assert {config(name)["model_type"] for name in MODELS} == set(hf.families())
+    assert len(hf.families()) == 20
+
+
 def test_there_is_a_published_configuration_of_every_family() -> None:
     assert {each["config"]["model_type"] for each in PUBLISHED.values()} == set(hf.families())
 
@@ -318,8 +323,18 @@ NOT_IMPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("llama-2-7b", {"partial_rotary_factor": 0.5}, "'partial_rotary_factor' is 0.5"),
     ("llama-2-7b", {"hidden_act": "mish"}, "'hidden_act' is \"mish\""),
     ("llama-2-7b", {"hidden_size": "4096"}, "'hidden_size' must be a whole number, not \"4096\""),
-    ("llama-2-7b", {"num_hidden_layers": True}, "'num_hidden_layers' must be a whole number, not true"),
+    ("llama-2-7b", {"num_hidden_layers": True}, "'num_hidden_layers' must be a whole number up to 4096, not true"),
     ("llama-2-7b", {"rms_norm_eps": math.inf}, "'rms_norm_eps' must be a number, not Infinity"),
+    ("llama-2-7b", {"rms_norm_eps": math.nan}, "'rms_norm_eps' must be a number, not NaN"),
+    ("llama-2-7b", {"rms_norm_eps": 10**400}, "'rms_norm_eps' must be a number, not 1000"),
+    ("llama-2-7b", {"num_hidden_layers": 10**9}, "must be a whole number up to 4096, not 1000000000"),
+    ("mistral-7b-v0.1", {"num_hidden_layers": 10**9}, "must be a whole number up to 4096, not 1000000000"),
+    ("deepseek-v3", {"n_routed_experts": 10**9}, "must be a whole number up to 4096, not 1000000000"),
+    ("llama-2-7b", {"hidden_size": 10**30}, "'hidden_size' must be a whole number, not 1000"),
+    ("llama-2-7b", {"rope_scaling": {"type": []}}, "'rope_scaling.type' is [], which is not imported"),
+    ("llama-2-7b", {"a\nb": 1}, "unknown field 'a\\nb', which is 1"),
+    ("qwen2-7b", {"layer_types": [[]] * 28}, "'layer_types' is [["),
+    ("bart-base", {"decoder_start_token_id": 10**30}, "'decoder_start_token_id' is 1000"),
     ("llama-2-7b", {"attention_bias": 1}, "'attention_bias' must be true or false, not 1"),
     ("llama-2-7b", {"vocab_size": None}, "'vocab_size' is null"),
     ("llama-2-7b", {"is_encoder_decoder": True}, "'is_encoder_decoder' is true"),
@@ -432,6 +447,13 @@ def test_deepseek_s_yarn_scales_the_softmax_and_turns_by_the_ratio(tmp_path: Pat
     assert tree["position"]["scaling"]["attention_factor"] == pytest.approx(ratio, rel=1e-12)
 
 
+def test_a_factor_that_yarn_leaves_out_is_the_ratio_of_the_lengths_everywhere(tmp_path: Path) -> None:
+    fields = PUBLISHED["deepseek-v3"]["config"]
+    scaling = {key: value for key, value in fields["rope_scaling"].items() if key != "factor"}
+    assert scaling["original_max_position_embeddings"] * 40 == fields["max_position_embeddings"]
+    assert described(tmp_path, fields | {"rope_scaling": scaling}) == described(tmp_path, fields)
+
+
 @pytest.mark.parametrize(
     ("fields", "at"),
     [
@@ -491,7 +513,7 @@ def test_settings_need_no_torch() -> None:
 def test_an_experiment_can_start_from_a_folder() -> None:
     model = ablate.build({"hf": str(DATA / "mixtral"), "n_layers": 1})
     assert model(torch.arange(5)[None]).shape == (1, 5, 97)
-    assert len(model.decoder.layers) == 1  # type: ignore[arg-type]
+    assert len(list(model.get_submodule("decoder.layers").children())) == 1
 
 
 # --- Files that are not to be trusted ---------------------------------------------------------------------------------
@@ -511,8 +533,9 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         ('{"model_type": "_llama"}', "unknown model_type '_llama'"),
         ('{"model_type": "../llama"}', "unknown model_type '../llama'"),
         ("{}", "unknown model_type 'None'"),
+        ('{"model_type": "a\\nb\\ud800"}', "unknown model_type 'a\\nb\\ud800'"),
     ],
-    ids=["broken", "deep", "a list", "unknown", "private", "a path", "nothing"],
+    ids=["broken", "deep", "a list", "unknown", "private", "a path", "nothing", "unreadable"],
 )
 def test_a_config_that_is_none(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text, encoding="utf-8")
@@ -546,10 +569,12 @@ def test_a_broken_file(damage: Callable[[bytes], bytes], checkpoint: Checkpoint)
         ({"a": "..\\secret.safetensors"}, "which is no safetensors file of its folder"),
         ({"a": "pytorch_model.bin"}, "which is no safetensors file of its folder"),
         ({"a": "model-00009.safetensors"}, "names model-00009.safetensors, which is missing"),
+        ({"a": "x" * 300 + ".safetensors"}, "which is missing"),
+        ({"a": "\0.safetensors"}, "names \\x00.safetensors, which is missing"),
         ({"a": 3}, "'weight_map' must name a file for every tensor"),
         ([], "'weight_map' must name a file for every tensor"),
     ],
-    ids=["up", "root", "backslash", "pickle", "missing", "a number", "a list"],
+    ids=["up", "root", "backslash", "pickle", "missing", "long", "zero", "a number", "a list"],
 )
 def test_an_index_leads_nowhere_else(where: Any, said: str, checkpoint: Checkpoint) -> None:
     folder = checkpoint("llama")
@@ -618,6 +643,33 @@ def test_a_huge_configuration_is_refused_before_it_takes_memory(checkpoint: Chec
     assert f"'model.embed_tokens.weight' [97, 64] of the checkpoint: config.json asks for [{2**24}, 64]" in refused(
         folder
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"num_hidden_layers": 4096}, "config.json asks for 4096 layers, and the checkpoint has 21 tensors in all"),
+        (
+            {"hidden_size": 2**24, "num_attention_heads": 2**22, "head_dim": 2**24},
+            "config.json asks for tensors that no machine holds",
+        ),
+    ],
+    ids=["layers", "sizes"],
+)
+def test_a_model_beyond_all_machines_is_refused(fields: dict[str, int], said: str, checkpoint: Checkpoint) -> None:
+    assert said in refused(checkpoint("llama", **fields))
+
+
+def test_a_file_in_place_of_the_folder(checkpoint: Checkpoint) -> None:
+    file = checkpoint("llama") / "model.safetensors"
+    assert refused(file) == f"{file / 'config.json'} does not exist"
+
+
+def test_an_unknown_model_is_told_the_known_ones(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "xyzzy"}', encoding="utf-8")
+    with pytest.raises(Faults) as caught:
+        load_hf(tmp_path)
+    assert caught.value.faults[0].cure == "known: " + ", ".join(hf.families())
 
 
 def test_whole_numbers_are_no_weights(checkpoint: Checkpoint) -> None:

@@ -85,13 +85,39 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     assert not graph
 
 
+# What the identities of a choice compare it with.
+COMPARED = {
+    "attention/_grouped.py": {"gqa"},
+    "attention/gqa.py": {"mha", "mqa"},
+    "feed_forward/moe.py": {"soft_mixture"},
+    "feed_forward/reglu.py": {"relu2"},
+}
+
+
+def reached(file: Path) -> Iterator[str]:
+    """Modules of slots that a choice's file imports from, however that is written, as `slot.module`."""
+    for name in imports(file):
+        home, slot, module, *_ = (*name.split("."), "", "")
+        if home == "ablate" and slot in SLOTS and (HOME / slot / f"{module}.py").is_file():
+            yield f"{slot}.{module}"
+
+
 @pytest.mark.parametrize("slot", SLOTS)
 def test_a_choice_knows_no_other_choice_and_no_other_slot_s(slot: str) -> None:
     for file in (HOME / slot).glob("*.py"):
-        for name in imports(file):
-            if name.startswith("ablate.") and (parts := name.split("."))[1] in SLOTS and len(parts) > 3:
-                assert parts[1] == slot, f"{file.name} reaches into {name}"
-                assert parts[2].startswith("_"), f"{file.name} reaches into {name}"
+        places = [name.split(".") for name in reached(file)]
+        known = {module for where, module in places if where == slot and not module.startswith("_")}
+        assert known == COMPARED.get(f"{slot}/{file.name}", set()), f"{file.name} knows another choice"
+        assert {where for where, _ in places} <= {slot}, f"{file.name} reaches into another slot"
+
+
+@pytest.mark.parametrize(
+    "line", ["from ablate.norm import none", "from ablate.norm.none import Config", "import ablate.norm.none"]
+)
+def test_a_choice_is_known_however_it_is_imported(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "choice.py"
+    file.write_text(f"from ablate.norm import NormChoice\n\n\ndef lazy():\n    {line}\n", encoding="utf-8")
+    assert list(reached(file)) == ["norm.none"]
 
 
 def core_files() -> list[Path]:

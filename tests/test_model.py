@@ -278,3 +278,50 @@ def test_dropout_works_in_training_alone(block: str, place: str) -> None:
 
 def test_one_number_is_dropout_everywhere() -> None:
     assert set(tiny(dropout=0.25).dropout.model_dump().values()) == {0.25}
+
+
+def said(**changes: Any) -> list[str]:
+    with pytest.raises(Faults) as caught:
+        tiny(**changes)
+    return [fault.message for fault in caught.value.faults]
+
+
+def test_a_rule_for_what_a_family_has_not_says_nothing_there() -> None:
+    rules = [{"at": [2], "cross_attention": "mqa"}]
+    for family in ("decoder", "encoder"):
+        assert tiny(family=family, layers=rules) == tiny(family=family)
+    both = tiny(family="encoder_decoder", layers=rules)
+    assert [layer.cross_attention.name for layer in both.stacks[1].layers if layer.cross_attention] == ["mha", "mqa"]
+    assert both.stacks[0].rules == []
+
+
+def test_rules_that_cannot_mean_anything_are_refused() -> None:
+    windowed = {"cross_attention": {"name": "mha", "window": 4}}
+    assert said(family="encoder_decoder", **windowed) == ["cross attention has no window"]
+    assert said(family="encoder_decoder", encoder={"layers": [{"at": [1], "cross_attention": "mqa"}]}) == [
+        "an encoder reads no other sequence, and has no cross_attention"
+    ]
+    nowhere = [{"every": 2, "position": "none"}]
+    assert said(position="learned", layers=nowhere) == [
+        "position learned adds to the embeddings, and no layer is without it"
+    ]
+    assert said(layers=[{"at": [1, 9], "attention": "mqa"}]) == ["the rule is for layers that are none of the 2"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"layers": [{"every": 2, "attention": "mqa"}]}, {"layers": [{"at": [2], "attention": "mqa"}]}),
+        ({"layers": [{"every": 2, "attention": "mha"}]}, {}),
+        ({"attention": {"name": "mha", "scale": 1.0}}, {"attention": {"name": "mha", "scale": "none"}}),
+        ({"attention": {"name": "mha", "scale": 8**-0.5}}, {}),
+        ({"attention": {"name": "mha", "window": 16}}, {}),
+        ({"attention": {"name": "mha", "chunk": 4, "window": 5}}, {"attention": {"name": "mha", "chunk": 4}}),
+        (
+            {"family": "encoder_decoder", "cross_attention": {"name": "mha", "causal": True}},
+            {"family": "encoder_decoder"},
+        ),
+    ],
+)
+def test_equal_models_have_equal_settings(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert tiny(**one) == tiny(**other)

@@ -157,12 +157,15 @@ class GroupedChoice(AttentionChoice):
         return super().crossing().model_copy(update={"window": None, "chunk": None})
 
     def resolve(self, shape: Shape) -> Self:
-        """The width of a head, the scale, the norm's eps and the kernel as they are meant."""
+        """The width of a head and all else as it is meant: what has no effect in this shape is left out."""
         width = self.head_dim or even_head_dim(shape)
         eps = None if self.qk_norm == "none" else self.qk_norm_eps or 1e-6
-        scale = None if self.scale == width**-0.5 else self.scale
+        scale = {width**-0.5: None, 1.0: "none"}.get(self.scale, self.scale) if width > 1 else self.scale
         kernel = self.kernel or ("math" if self.softcap else "sdpa")
-        return self.model_copy(update={"head_dim": width, "qk_norm_eps": eps, "scale": scale, "kernel": kernel})
+        chunk = self.chunk if (self.chunk or shape.max_seq_len) < shape.max_seq_len else None
+        window = self.window if (self.window or shape.max_seq_len) < (chunk or shape.max_seq_len) else None
+        meant = {"head_dim": width, "qk_norm_eps": eps, "scale": scale, "kernel": kernel}
+        return self.model_copy(update={**meant, "window": window, "chunk": chunk})
 
     def twin(self, shape: Shape) -> Self:
         """Narrow heads, windows and chunks of a few tokens; the kernel as it is where a CPU can train with it."""

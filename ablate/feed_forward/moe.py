@@ -17,9 +17,9 @@ What keeps the experts' load even is `balance`:
   `sequence` is added, as in DeepSeek-V3.
 
 Balance losses are 1 when balanced, and n_experts / k when routing has collapsed on k experts, whatever top_k is; on
-k devices that of devices is n_expert_groups / k, that of communication n_expert_groups / top_groups. A weight multiplies
-each once, per layer, after that. The z-loss is the mean squared log-sum-exp of the router logits (Zoph et al., 2022,
-arXiv:2202.08906).
+k devices that of devices is n_expert_groups / k, that of communication n_expert_groups / top_groups. A weight
+multiplies each once, per layer, after that. The z-loss is the mean squared log-sum-exp of the router logits (Zoph et
+al., 2022, arXiv:2202.08906).
 
 No token is dropped, unless there is a `capacity_factor`: then, in training, an expert takes so many times its even
 share of the tokens, in their order, and what is over passes it by, as in Switch. The other experts' weights stay.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ablate.choice import Faults, unknown
-from ablate.hf._fields import HARMLESS, Fields, refusal, shown
+from ablate.hf._fields import HARMLESS, Fields, fault, is_file, refusal, shown
 from ablate.hf._places import Layout
 
 Tree = dict[str, Any]
@@ -47,20 +47,19 @@ def described(folder: str | Path) -> Description:
     config = _config(Path(folder))
     name = config.get("model_type")
     if name not in families():
-        raise Faults([unknown(str(name), families(), "model_type", ())])
+        raise Faults([unknown(fault(str(name)).message, families(), "model_type", ())])
     family = import_module(f"ablate.hf.{name}")
     fields = Fields(config, (*HARMLESS, *family.HARMLESS))
     _general(fields)
     tree: Tree = family.settings(fields)
     fields.only("is_encoder_decoder", tree["family"] == "encoder_decoder")
     fields.close()
-    start = config.get("decoder_start_token_id")
-    return Description(tree, family.layout(tree), start if type(start) is int else None)
+    return Description(tree, family.layout(tree), _start(fields, tree))
 
 
 def _config(folder: Path) -> dict[str, Any]:
     file = folder / CONFIG
-    if not file.is_file():
+    if not is_file(file):
         cure = f"give a folder that holds {CONFIG} and safetensors; nothing is downloaded"
         raise refusal(f"{file} does not exist", cure)
     try:
@@ -70,6 +69,16 @@ def _config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise refusal(f"{file} must be a mapping, not {shown(config)}")
     return config
+
+
+def _start(fields: Fields, tree: Tree) -> int | None:
+    """The token that an encoder-decoder starts to write from, where the file names one."""
+    start = fields.take("decoder_start_token_id", default=None)
+    if tree["family"] != "encoder_decoder" or start is None:
+        return None
+    if type(start) is not int or not 0 <= start < tree["vocab_size"]:
+        fields.refuse("decoder_start_token_id", "a token of the vocabulary is needed")
+    return int(start)
 
 
 def _general(fields: Fields) -> None:

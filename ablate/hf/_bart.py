@@ -70,7 +70,7 @@ def layout() -> Layout:
 def _stack(fields: Fields, name: str, act: str) -> Tree:
     """The sizes of one stack, and its slots that have sizes."""
     return {
-        "n_layers": fields.whole(f"{name}_layers"),
+        "n_layers": fields.few(f"{name}_layers"),
         "n_heads": fields.whole(f"{name}_attention_heads"),
         "attention": {"name": "mha", "head_dim": _head_dim(fields, name), "bias": True},
         "feed_forward": dense(fields, "activation_function", act, d_ff=fields.whole(f"{name}_ffn_dim"), bias=True),

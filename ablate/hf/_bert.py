@@ -26,7 +26,7 @@ def settings(fields: Fields, max_seq_len: int, position: Tree, n_token_types: in
     return {
         "family": "encoder",
         "d_model": d_model,
-        "n_layers": fields.whole("num_hidden_layers"),
+        "n_layers": fields.few("num_hidden_layers"),
         "n_heads": n_heads,
         "max_seq_len": max_seq_len,
         "vocab_size": fields.whole("vocab_size"),

@@ -35,7 +35,7 @@ def settings(fields: Fields, sizes: Tree, routing: Tree, *, pairs: str, first_de
     experts = _llama.mixture(
         fields,
         fields.whole("moe_intermediate_size"),
-        fields.whole("n_routed_experts", "num_local_experts", "num_experts"),
+        fields.few("n_routed_experts", "num_local_experts", "num_experts"),
         fields.whole("num_experts_per_tok"),
         n_shared_experts=fields.count("n_shared_experts", n_shared),
         routed_scaling=fields.number("routed_scaling_factor", default=1.0),
@@ -44,7 +44,7 @@ def settings(fields: Fields, sizes: Tree, routing: Tree, *, pairs: str, first_de
     dense = range(min(fields.count("first_k_dense_replace", first_dense), sizes["n_layers"]))
     return {
         **sizes,
-        "attention": _attention(fields, sizes["n_heads"]),
+        "attention": _attention(fields, sizes["n_heads"], sizes["max_seq_len"]),
         "position": rope(fields, sizes["max_seq_len"], layout=pairs),
         "norm": _llama.norm(fields, 1e-6),
         **_llama.some_dense(experts, fields.whole("intermediate_size"), list(dense)),
@@ -71,7 +71,7 @@ def layout(tree: Tree) -> Layout:
     return replace(_llama.layout({**_llama.PLACES, **_PLACES, **compress}), beside="eh_proj.weight")
 
 
-def _attention(fields: Fields, n_heads: int) -> Tree:
+def _attention(fields: Fields, n_heads: int, max_seq_len: int) -> Tree:
     nope, turned = fields.whole("qk_nope_head_dim"), fields.whole("qk_rope_head_dim")
     fields.only("num_key_value_heads", n_heads, None, reason="latent attention has keys for every head")
     fields.only("qk_head_dim", nope + turned, None, reason="it is not qk_nope_head_dim + qk_rope_head_dim")
@@ -84,5 +84,5 @@ def _attention(fields: Fields, n_heads: int) -> Tree:
         "qk_nope_head_dim": nope,
         "qk_rope_head_dim": turned,
         "v_head_dim": fields.whole("v_head_dim"),
-        "scale": (nope + turned) ** -0.5 * softmax_gain(fields),
+        "scale": (nope + turned) ** -0.5 * softmax_gain(fields, max_seq_len),
     }

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ablate.choice import Faults, SettingsError
 
 ABSENT: Any = object()
+_MOST, _FEW = 2**31 - 1, 4096
+"""The largest size, and the most layers or experts: a file with more would take all memory before it is refused."""
+_LARGEST = sys.float_info.max
 
 _PAPERS = "_name_or_path architectures auto_map finetuning_task id2label label2id language model_type name_or_path"
 _TOKENS = (
@@ -32,7 +36,21 @@ logits, and what only training reads. Rates of dropout are such too, and stand i
 
 def refusal(message: str, cure: str = "") -> Faults:
     """One fault, as all errors of an import are raised."""
-    return Faults([SettingsError((), message, cure)])
+    return Faults([fault(message, cure)])
+
+
+def fault(message: str, cure: str = "") -> SettingsError:
+    """A fault on one line: what a file says may hold line breaks, and characters that no terminal shows."""
+    line = "".join(each if each.isprintable() else repr(each)[1:-1] for each in message)
+    return SettingsError((), line, cure)
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; of a name that no file can have, too."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def shown(value: object) -> str:
@@ -68,16 +86,21 @@ class Fields:
 
     def whole(self, *names: str, default: Any = ABSENT) -> Any:
         """A count of at least 1; `null` counts as not given."""
-        return self._of_kind(names, default, "a whole number", lambda value: type(value) is int and value > 0)
+        return self._of_kind(names, default, "a whole number", lambda value: type(value) is int and 0 < value <= _MOST)
+
+    def few(self, *names: str, default: Any = ABSENT) -> Any:
+        """A count of what has modules of its own, layers and experts; `null` counts as not given."""
+        kind = f"a whole number up to {_FEW}"
+        return self._of_kind(names, default, kind, lambda value: type(value) is int and 0 < value <= _FEW)
 
     def count(self, name: str, default: int) -> int:
         """A whole number that may be 0, as `null` is."""
-        value = self._of_kind((name,), default, "a whole number", lambda each: type(each) is int and each >= 0)
+        value = self._of_kind((name,), default, "a whole number", lambda each: type(each) is int and 0 <= each <= _MOST)
         return int(value) if self._config.get(name, default) is not None else 0
 
     def number(self, *names: str, default: Any = ABSENT) -> Any:
         """A finite number; `null` counts as not given."""
-        found = self._of_kind(names, default, "a number", lambda v: type(v) in (int, float) and math.isfinite(v))
+        found = self._of_kind(names, default, "a number", lambda v: type(v) in (int, float) and abs(v) <= _LARGEST)
         return float(found) if type(found) is int else found
 
     def flag(self, *names: str, default: bool) -> bool:
@@ -112,7 +135,7 @@ class Fields:
         unknown = [name for name in self._config if name not in self._asked]
         found = [f"unknown field '{self._within}{name}', which is {shown(self._config[name])}" for name in unknown]
         if found:
-            raise Faults(SettingsError((), f"config.json: {message}", cure) for message in found)
+            raise Faults(fault(f"config.json: {message}", cure) for message in found)
 
     def _of_kind(self, names: tuple[str, ...], default: Any, kind: str, holds: Any) -> Any:
         value = self.take(*names, default=default)

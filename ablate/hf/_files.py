@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from ablate.hf._fields import refusal, shown
+from ablate.hf._fields import is_file, refusal, shown
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ class Checkpoint:
         self._dtypes: dict[str, str] = {}
         for file in _files(folder):
             self._look_into(file)
-        if (folder / SINGLE).is_file():
+        if is_file(folder / SINGLE):
             return
         listed, held = _index(folder / INDEX), {name: file.name for name, file in self.files.items()}
         for name in sorted(set(listed) | set(held)):
@@ -62,9 +62,9 @@ def _opened(path: Path) -> Any:
 
 def _files(folder: Path) -> list[Path]:
     """The one file, or the shards that the index names."""
-    if (folder / SINGLE).is_file():
+    if is_file(folder / SINGLE):
         return [folder / SINGLE]
-    if (folder / INDEX).is_file():
+    if is_file(folder / INDEX):
         return [_shard(folder, name) for name in sorted(set(_index(folder / INDEX).values()))]
     pickled = sorted(file.name for file in folder.glob("*.bin"))
     if pickled:
@@ -76,7 +76,7 @@ def _files(folder: Path) -> list[Path]:
 def _shard(folder: Path, name: str) -> Path:
     if Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
         raise refusal(f"{INDEX} names {shown(name)}, which is no safetensors file of its folder")
-    if not (folder / name).is_file():
+    if not is_file(folder / name):
         raise refusal(f"{INDEX} names {name}, which is missing", "put all files of the model into one folder")
     return folder / name
 

@@ -47,7 +47,7 @@ def sizes(fields: Fields, max_seq_len: int) -> Tree:
     return {
         "family": "decoder",
         "d_model": fields.whole("hidden_size"),
-        "n_layers": fields.whole("num_hidden_layers"),
+        "n_layers": fields.few("num_hidden_layers"),
         "n_heads": fields.whole("num_attention_heads"),
         "max_seq_len": fields.whole("max_position_embeddings", default=max_seq_len),
         "vocab_size": fields.whole("vocab_size"),
@@ -82,7 +82,7 @@ def attention(
     )
 
 
-def windows(fields: Fields, tree: Tree, window: int | None, sliding: list[bool]) -> Tree:
+def windows(tree: Tree, window: int | None, sliding: list[bool]) -> Tree:
     """Settings `attention` and `layers` of a model in which the layers that are `sliding` see `window` tokens."""
     if window is None or not any(sliding):
         return {}
@@ -98,7 +98,7 @@ def one_window(fields: Fields, tree: Tree, default: int | None) -> Tree:
     n_layers = tree["n_layers"]
     kind = "full_attention" if window is None else "sliding_attention"
     fields.only("layer_types", [kind] * n_layers, None, reason="all layers of this family are of one kind")
-    return windows(fields, tree, window, [True] * n_layers)
+    return windows(tree, window, [True] * n_layers)
 
 
 def mixture(fields: Fields, d_ff: int, n_experts: int, top_k: int, **settings: Any) -> Tree:
@@ -126,7 +126,7 @@ def qwen(fields: Fields, tree: Tree, attention: Tree) -> Tree:
     first = fields.count("max_window_layers", 28)
     window = window if used else None
     usual = [window is not None and i >= first for i in range(tree["n_layers"])]
-    return tree | windows(fields, tree, window, _sliding(fields, usual, window))
+    return tree | windows(tree, window, _sliding(fields, usual, window))
 
 
 def _sliding(fields: Fields, usual: list[bool], window: int | None) -> list[bool]:
@@ -135,7 +135,11 @@ def _sliding(fields: Fields, usual: list[bool], window: int | None) -> list[bool
     if types is None:
         return usual
     words = {"full_attention": False, "sliding_attention": True}
-    known = isinstance(types, list) and len(types) == len(usual) and all(each in words for each in types)
+    known = (
+        isinstance(types, list)
+        and len(types) == len(usual)
+        and all(isinstance(each, str) and each in words for each in types)
+    )
     if not known or (window is None and "sliding_attention" in types):
         fields.refuse("layer_types", f"one of {' and '.join(words)} is needed a layer, and a window where one slides")
     return [words[each] for each in types]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ablate.choice import Faults, SettingsError
-from ablate.hf._fields import refusal
+from ablate.hf._fields import fault, refusal
 from ablate.hf._places import Layout, Place
 
 if TYPE_CHECKING:
@@ -107,4 +107,4 @@ def _found(place: Place, named: _Names) -> Place:
 def _listed(names: list[str], what: str) -> list[SettingsError]:
     more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
     listed = ", ".join(f"'{name}'" for name in names[:_FEW])
-    return [SettingsError((), f"{what}: {listed}{more}")] if names else []
+    return [fault(f"{what}: {listed}{more}")] if names else []

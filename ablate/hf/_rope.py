@@ -21,19 +21,20 @@ def rope(
         return _position(theta, fraction, layout, None)
     kind = below.take("rope_type", "type", default="default")
     theta, fraction = below.number("rope_theta", default=theta), _part(below, None if part is None else fraction)
-    if kind not in _SCALINGS:
+    if not isinstance(kind, str) or kind not in _SCALINGS:
         below.refuse("rope_type" if "rope_type" in below else "type", f"known are {', '.join(_SCALINGS)}")
     scaling = _SCALINGS[kind](below, max_seq_len)
     below.close()
     return _position(theta, fraction, layout, scaling)
 
 
-def softmax_gain(fields: Fields) -> float:
+def softmax_gain(fields: Fields, max_seq_len: int) -> float:
     """What DeepSeek's softmax scale is multiplied by under YaRN: the square of its temperature for all dimensions."""
     below = fields.section("rope_parameters") or fields.section("rope_scaling")
-    if below is None or below.take("rope_type", "type", default="default") == "default":
+    if below is None or below.take("rope_type", "type", default="default") != "yarn":
         return 1.0
-    return _temperature(below.number("factor", default=1.0), below.number("mscale_all_dim", default=0.0)) ** 2
+    gain = _temperature(_stretch(below, max_seq_len)[0], below.number("mscale_all_dim", default=0.0))
+    return gain * gain
 
 
 def _part(fields: Fields, default: float | None) -> float:
@@ -75,8 +76,7 @@ def _llama3(below: Fields, max_seq_len: int) -> Tree:
 
 def _yarn(below: Fields, max_seq_len: int) -> Tree:
     below.only("truncate", True, None, reason="the ends of the ramp are always rounded to whole pairs here")
-    original = below.whole("original_max_position_embeddings", default=max_seq_len)
-    factor = below.number("factor", default=max_seq_len / original)
+    factor, original = _stretch(below, max_seq_len)
     mscale, all_dim = below.number("mscale", default=0.0), below.number("mscale_all_dim", default=0.0)
     usual = _temperature(factor, mscale) / _temperature(factor, all_dim) if mscale and all_dim else _temperature(factor)
     return {
@@ -87,6 +87,12 @@ def _yarn(below: Fields, max_seq_len: int) -> Tree:
         "beta_slow": below.number("beta_slow", default=1.0),
         "attention_factor": below.number("attention_factor", default=usual),
     }
+
+
+def _stretch(below: Fields, max_seq_len: int) -> tuple[float, int]:
+    """How far YaRN stretches positions, and from which length; a missing factor is the ratio of the lengths."""
+    original = below.whole("original_max_position_embeddings", default=max_seq_len)
+    return below.number("factor", default=max_seq_len / original), original
 
 
 def _temperature(factor: float, gain: float = 1.0) -> float:

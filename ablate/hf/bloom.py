@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ablate.hf import _transformer
 from ablate.hf._fields import Fields
-from ablate.hf._places import Layout, Places, ungrouped
+from ablate.hf._places import Layout, Places
 
 Tree = dict[str, Any]
 HARMLESS = (
@@ -13,8 +14,6 @@ HARMLESS = (
     *("bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi", "skip_bias_add", "skip_bias_add_qkv"),
 )
 """Dropout; how kernels were fused and weights split in training, which changes roundings alone."""
-
-_LAYER = "transformer.h.{i}."
 
 
 def settings(fields: Fields) -> Tree:
@@ -26,7 +25,7 @@ def settings(fields: Fields) -> Tree:
     return {
         "family": "decoder",
         "d_model": d_model,
-        "n_layers": fields.whole("n_layer", "num_hidden_layers"),
+        "n_layers": fields.few("n_layer", "num_hidden_layers"),
         "n_heads": n_heads,
         "max_seq_len": fields.whole("seq_length", default=2048),
         "vocab_size": fields.whole("vocab_size"),
@@ -43,17 +42,10 @@ def settings(fields: Fields) -> Tree:
 
 def layout(tree: Tree) -> Layout:
     """Where its tensors are."""
-    fused = _LAYER + "self_attention.query_key_value.{p}"
     places: Places = {
-        "embedding.tokens.weight": "transformer.word_embeddings.weight",
         "decoder.embed_norm.{p}": "transformer.word_embeddings_layernorm.{p}",
-        "decoder.layers.{i}.attention.qkv.{p}": ungrouped(fused, tree["n_heads"], tree["attention"]["head_dim"]),
-        "decoder.layers.{i}.attention.out.{p}": _LAYER + "self_attention.dense.{p}",
-        "decoder.layers.{i}.feed_forward.up.{p}": _LAYER + "mlp.dense_h_to_4h.{p}",
-        "decoder.layers.{i}.feed_forward.down.{p}": _LAYER + "mlp.dense_4h_to_h.{p}",
-        "decoder.layers.{i}.norms.0.{p}": _LAYER + "input_layernorm.{p}",
-        "decoder.layers.{i}.norms.1.{p}": _LAYER + "post_attention_layernorm.{p}",
-        "decoder.final_norm.{p}": "transformer.ln_f.{p}",
-        "head.output.weight": "lm_head.weight",
+        "decoder.layers.{i}.norms.0.{p}": _transformer.LAYER + "input_layernorm.{p}",
+        "decoder.layers.{i}.norms.1.{p}": _transformer.LAYER + "post_attention_layernorm.{p}",
+        **_transformer.fused(tree["n_heads"], tree["attention"]["head_dim"]),
     }
-    return Layout(places, "transformer.", {"lm_head.weight": "transformer.word_embeddings.weight"})
+    return _transformer.layout("word_embeddings", places)

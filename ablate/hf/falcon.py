@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from ablate.hf import _transformer
 from ablate.hf._activations import dense
 from ablate.hf._fields import Fields
 from ablate.hf._llama import heads
-from ablate.hf._places import Layout, Places, ungrouped
+from ablate.hf._places import Layout, Places
 from ablate.hf._rope import rope
 
 Tree = dict[str, Any]
 HARMLESS = ("attention_dropout", "hidden_dropout")
-
-_LAYER = "transformer.h.{i}."
 
 
 def settings(fields: Fields) -> Tree:
@@ -29,7 +28,7 @@ def settings(fields: Fields) -> Tree:
     return {
         "family": "decoder",
         "d_model": d_model,
-        "n_layers": fields.whole("num_hidden_layers"),
+        "n_layers": fields.few("num_hidden_layers"),
         "n_heads": n_heads,
         "max_seq_len": max_seq_len,
         "vocab_size": fields.whole("vocab_size"),
@@ -50,19 +49,12 @@ def layout(tree: Tree) -> Layout:
     two = block["name"] == "parallel" and not block["shared_norm"]
     norms = ("ln_attn", "ln_mlp") if two else ("input_layernorm", "post_attention_layernorm")
     places: Places = {
-        "embedding.tokens.weight": "transformer.word_embeddings.weight",
-        "decoder.layers.{i}.attention.qkv.{p}": ungrouped(
-            _LAYER + "self_attention.query_key_value.{p}", groups, attention["head_dim"]
-        ),
-        "decoder.layers.{i}.attention.out.{p}": _LAYER + "self_attention.dense.{p}",
-        "decoder.layers.{i}.feed_forward.up.{p}": _LAYER + "mlp.dense_h_to_4h.{p}",
-        "decoder.layers.{i}.feed_forward.down.{p}": _LAYER + "mlp.dense_4h_to_h.{p}",
-        **{f"decoder.layers.{{i}}.norms.{j}.{{p}}": _LAYER + name + ".{p}" for j, name in enumerate(norms)},
-        "decoder.final_norm.{p}": "transformer.ln_f.{p}",
-        "head.output.weight": "lm_head.weight",
+        **{
+            f"decoder.layers.{{i}}.norms.{j}.{{p}}": f"{_transformer.LAYER}{name}.{{p}}" for j, name in enumerate(norms)
+        },
+        **_transformer.fused(groups, attention["head_dim"]),
     }
-    copies = {"lm_head.weight": "transformer.word_embeddings.weight"}
-    return Layout(places, "transformer.", copies, (r"h\.\d+\.self_attention\.rotary_emb\.inv_freq",))
+    return _transformer.layout("word_embeddings", places, (r"h\.\d+\.self_attention\.rotary_emb\.inv_freq",))
 
 
 def _kv_heads(fields: Fields, n_heads: int) -> int:

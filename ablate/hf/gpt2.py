@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ablate.hf import _transformer
 from ablate.hf._activations import dense
 from ablate.hf._fields import Fields
 from ablate.hf._places import Layout, Places, transposed
@@ -15,13 +16,11 @@ HARMLESS = (
 )
 """Dropout; a precision of training; a head for multiple choice."""
 
-_LAYER = "transformer.h.{i}."
-
 
 def settings(fields: Fields) -> Tree:
     """The model as an experiment file writes it."""
     fields.only("add_cross_attention", False, reason="a decoder is imported")
-    d_model, n_layers = fields.whole("n_embd", "hidden_size"), fields.whole("n_layer", "num_hidden_layers")
+    d_model, n_layers = fields.whole("n_embd", "hidden_size"), fields.few("n_layer", "num_hidden_layers")
     n_heads = fields.whole("n_head", "num_attention_heads")
     max_seq_len = fields.whole("n_positions", "max_position_embeddings", "n_ctx", default=1024)
     d_ff = fields.whole("n_inner", default=4 * d_model)
@@ -47,22 +46,22 @@ def layout(tree: Tree) -> Layout:
     matrices = {"attention.qkv": "attn.c_attn", "attention.out": "attn.c_proj"}
     matrices |= {"feed_forward.up": "mlp.c_fc", "feed_forward.down": "mlp.c_proj"}
     places: Places = {
-        "embedding.tokens.weight": "transformer.wte.weight",
         "decoder.positions.0.table.weight": "transformer.wpe.weight",
-        **{f"decoder.layers.{{i}}.{our}.weight": transposed(f"{_LAYER}{its}.weight") for our, its in matrices.items()},
-        **{f"decoder.layers.{{i}}.{our}.bias": f"{_LAYER}{its}.bias" for our, its in matrices.items()},
-        "decoder.layers.{i}.norms.0.{p}": _LAYER + "ln_1.{p}",
-        "decoder.layers.{i}.norms.1.{p}": _LAYER + "ln_2.{p}",
-        "decoder.final_norm.{p}": "transformer.ln_f.{p}",
-        "head.output.weight": "lm_head.weight",
+        **{
+            f"decoder.layers.{{i}}.{our}.weight": transposed(f"{_transformer.LAYER}{its}.weight")
+            for our, its in matrices.items()
+        },
+        **{f"decoder.layers.{{i}}.{our}.bias": f"{_transformer.LAYER}{its}.bias" for our, its in matrices.items()},
+        "decoder.layers.{i}.norms.0.{p}": _transformer.LAYER + "ln_1.{p}",
+        "decoder.layers.{i}.norms.1.{p}": _transformer.LAYER + "ln_2.{p}",
     }
-    copies = {"lm_head.weight": "transformer.wte.weight"}
-    return Layout(places, "transformer.", copies, (r"h\.\d+\.attn\.(masked_)?bias",))
+    return _transformer.layout("wte", places, (r"h\.\d+\.attn\.(masked_)?bias",))
 
 
 def _attention(fields: Fields, head_dim: int, n_layers: int) -> Tree:
     """Settings `attention` and `layers`: scores may be divided by the number of their layer, counted from 1."""
-    scale = head_dim**-0.5 if fields.flag("scale_attn_weights", default=True) else 1.0
+    usual = max(head_dim, 1) ** -0.5  # heads of no width are refused with the other settings
+    scale = usual if fields.flag("scale_attn_weights", default=True) else 1.0
     attention = {"name": "mha", "head_dim": head_dim, "bias": True, "scale": scale}
     if not fields.flag("scale_attn_by_inverse_layer_idx", default=False):
         return {"attention": attention}

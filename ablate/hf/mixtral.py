@@ -25,7 +25,7 @@ _PLACES: Places = {
 def settings(fields: Fields) -> Tree:
     """The model as an experiment file writes it."""
     tree = _llama.sizes(fields, max_seq_len=131072)
-    n_experts = fields.whole("num_local_experts", "num_experts", default=8)
+    n_experts = fields.few("num_local_experts", "num_experts", default=8)
     top_k = fields.whole("num_experts_per_tok", default=2)
     tree |= {
         "attention": _llama.attention(fields, tree, kv_heads=8),

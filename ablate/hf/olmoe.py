@@ -24,7 +24,7 @@ def settings(fields: Fields) -> Tree:
         "feed_forward": _llama.mixture(
             fields,
             fields.whole("intermediate_size"),
-            fields.whole("num_experts", "num_local_experts", default=64),
+            fields.few("num_experts", "num_local_experts", default=64),
             fields.whole("num_experts_per_tok", default=8),
             score="softmax",
             renormalize=fields.flag("norm_topk_prob", default=False),

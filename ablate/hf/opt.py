@@ -25,7 +25,7 @@ def settings(fields: Fields) -> Tree:
     return {
         "family": "decoder",
         "d_model": d_model,
-        "n_layers": fields.whole("num_hidden_layers"),
+        "n_layers": fields.few("num_hidden_layers"),
         "n_heads": n_heads,
         "max_seq_len": fields.whole("max_position_embeddings", default=2048),
         "vocab_size": fields.whole("vocab_size"),

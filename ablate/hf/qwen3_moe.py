@@ -19,7 +19,7 @@ def settings(fields: Fields) -> Tree:
     experts = _llama.mixture(
         fields,
         fields.whole("moe_intermediate_size", default=768),
-        fields.whole("num_experts", "num_local_experts", default=128),
+        fields.few("num_experts", "num_local_experts", default=128),
         fields.whole("num_experts_per_tok", default=8),
         score="softmax",
         renormalize=fields.flag("norm_topk_prob", default=False),

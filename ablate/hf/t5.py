@@ -16,14 +16,14 @@ GATED = "gated-"
 def settings(fields: Fields) -> Tree:
     """The model as an experiment file writes it; version 1.1, whose head is its own, does not scale before it."""
     fields.only("is_decoder", False, reason="an encoder-decoder is imported")
-    n_layers = fields.whole("num_layers", "num_hidden_layers")
+    n_layers = fields.few("num_layers", "num_hidden_layers")
     tied = fields.flag("tie_word_embeddings", default=True)
     # Files written since transformers 5 always say that the head is tied, and keep here whether it is.
     tied = tied and fields.flag("scale_decoder_outputs", default=True)
     return {
         "family": "encoder_decoder",
         "d_model": fields.whole("d_model", "hidden_size"),
-        "n_layers": fields.whole("num_decoder_layers", default=n_layers),
+        "n_layers": fields.few("num_decoder_layers", default=n_layers),
         "n_heads": fields.whole("num_heads", "num_attention_heads"),
         "max_seq_len": fields.whole("n_positions", default=512),
         "vocab_size": fields.whole("vocab_size"),
