@@ -12,6 +12,7 @@ from ablate.building import model_settings
 from ablate.hf._fields import refusal
 from ablate.hf._files import Checkpoint
 from ablate.hf._matching import Match, check_sizes, matched, misfit
+from ablate.linear import PackedLinear
 from ablate.meta import on_meta
 from ablate.model import Transformer
 from ablate.settings import ModelSettings
@@ -32,9 +33,10 @@ def load_hf(folder: str | Path, dtype: torch.dtype = torch.float32) -> Transform
     found = hf.described(folder)
     checkpoint = Checkpoint(Path(folder))
     settings = model_settings(found.settings)
-    expected = _expected(settings, len(checkpoint.shapes))
+    empty = _empty(settings, len(checkpoint.shapes))
+    expected = _tensors(empty)
     match = matched(found.layout, expected, checkpoint.shapes)
-    check_sizes(match, expected, checkpoint.shapes)
+    check_sizes(match, expected, checkpoint.shapes, _packed(empty))
     _check_doubles(match, checkpoint)
     with torch.random.fork_rng(devices=[]):
         model = Transformer(settings).to(dtype).eval()
@@ -97,13 +99,13 @@ def _written(model: Transformer, source: Tensor | None, ids: Tensor, n: int, mas
     return ids
 
 
-def _expected(settings: ModelSettings, n_tensors: int) -> dict[str, Tensor]:
-    """The tensors that `config.json` asks for, without their numbers; every layer has one at least."""
+def _empty(settings: ModelSettings, n_tensors: int) -> torch.nn.Module:
+    """The model that `config.json` asks for, without its numbers; every layer has one tensor at least."""
     n_layers = sum(stack.shape.n_layers for stack in settings.stacks)
     if n_layers > n_tensors:
         raise refusal(f"config.json asks for {n_layers} layers, and the checkpoint has {n_tensors} tensors in all")
     try:
-        return _tensors(on_meta(lambda: Transformer(settings)))
+        return on_meta(lambda: Transformer(settings))
     except RuntimeError:  # torch's word for sizes whose product it cannot count
         raise refusal(
             "config.json asks for tensors that no machine holds", "compare its sizes with the file's"
@@ -114,6 +116,12 @@ def _tensors(model: torch.nn.Module) -> dict[str, Tensor]:
     """Parameters and the buffers that a checkpoint keeps, each once."""
     kept = model.state_dict(keep_vars=True)
     return {**dict(model.named_parameters()), **{name: x for name, x in model.named_buffers() if name in kept}}
+
+
+def _packed(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
+    """The rows of each part of those that are several projections in one."""
+    packed = {path: module.parts for path, module in model.named_modules() if isinstance(module, PackedLinear)}
+    return {f"{path}.{kind}": parts for path, parts in packed.items() for kind in ("weight", "bias")}
 
 
 def _check_doubles(match: Match, checkpoint: Checkpoint) -> None:

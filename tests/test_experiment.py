@@ -209,9 +209,9 @@ MOE = "feed_forward=moe"
         ),
         (
             SCHEDULES,
-            ["train.final_lr=0.5"],
-            (5, 0, 0, 1, 4),
-            ["train.schedule=constant,train.final_lr=0", "train.final_lr=0", "train.final_lr=0.0001"],
+            ["train.schedule=constant"],
+            (4, 0, 0, 1, 3),
+            [f"train.schedule=cosine,train.final_lr={lr}" for lr in ("0", "0.0001")],
         ),
         (
             f"block: [pre_norm, post_norm], {NORMED}",
@@ -253,9 +253,9 @@ def test_a_name_means_either_a_variant_or_what_is_the_same_or_cannot_work(expand
 
 
 def test_what_cannot_work_takes_no_name_from_what_can(expand: Expand) -> None:
-    found = expand("vary: {feed_forward.n_expert_groups: [4], feed_forward.top_groups: [1, 5]}", MOE)
-    assert names(found) == ["baseline", "feed_forward.n_expert_groups=4"]
-    assert [each.name for each in found.invalid] == ["feed_forward.n_expert_groups=4,feed_forward.top_groups=5"]
+    found = expand("vary: {family: [decoder, encoder_decoder], encoder.n_heads: [4, 3]}")
+    assert names(found) == ["baseline", "family=encoder_decoder"]
+    assert [each.name for each in found.invalid] == ["family=encoder_decoder,encoder.n_heads=3"]
 
 
 AXES = {

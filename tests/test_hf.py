@@ -638,6 +638,25 @@ def test_a_tensor_of_another_shape_is_named(
     assert "of the checkpoint: config.json asks for [" in said
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("mistral", "model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.v_proj.weight"),
+        ("mistral", "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"),
+        ("llama", "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"),
+    ],
+)
+def test_tensors_whose_sizes_only_add_up_are_refused(
+    name: str, first: str, second: str, checkpoint: Checkpoint
+) -> None:
+    def shifted(tensors: Tensors) -> Tensors:
+        moved = tensors[second][:4]
+        taller, shorter = torch.cat([tensors[first], moved]), tensors[second][4:].clone()
+        return tensors | {first: taller, second: shorter}
+
+    assert f"'{first}'" in refused(checkpoint(name, shifted))
+
+
 def test_a_huge_configuration_is_refused_before_it_takes_memory(checkpoint: Checkpoint) -> None:
     folder = checkpoint("llama", intermediate_size=2**24, vocab_size=2**24)
     assert f"'model.embed_tokens.weight' [97, 64] of the checkpoint: config.json asks for [{2**24}, 64]" in refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ablate.choice import Faults, SettingsError
@@ -45,11 +46,27 @@ def matched(layout: Layout, ours: Iterable[str], theirs: Iterable[str]) -> Match
     return Match(places, equal, computed)
 
 
-def check_sizes(match: Match, ours: Mapping[str, Tensor], theirs: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises `Faults` for the first tensor that has not as many numbers as `config.json` asks for. Reads none."""
+def check_sizes(
+    match: Match,
+    ours: Mapping[str, Tensor],
+    theirs: Mapping[str, tuple[int, ...]],
+    packed: Mapping[str, tuple[int, ...]],
+) -> None:
+    """Raises `Faults` for the first tensor that has not the numbers that `config.json` asks for. Reads none.
+
+    `packed` says how many rows each part has of our tensors that are several projections in one: tensors that are put
+    together must each be as many of the parts.
+    """
     for name, place in match.places.items():
-        if place.sources and sum(math.prod(theirs[source]) for source in place.sources) != ours[name].numel():
+        sizes = [theirs[source] for source in place.sources]
+        whole = sum(map(math.prod, sizes)) == ours[name].numel()
+        if sizes and not (whole and _cut_alike([size[0] for size in sizes if size], packed.get(name, ()))):
             raise misfit(name, tuple(ours[name].shape), place, theirs)
+
+
+def _cut_alike(rows: list[int], parts: tuple[int, ...]) -> bool:
+    """Whether tensors of so many rows end where parts end; one alone may lie otherwise, and tells nothing."""
+    return len(rows) < 2 or not parts or {*accumulate(rows)} <= {*accumulate(parts)}
 
 
 def misfit(name: str, shape: tuple[int, ...], place: Place, theirs: Mapping[str, tuple[int, ...]]) -> Faults:
