@@ -58,14 +58,17 @@ def generate(
     """`input_ids` `(B, T)` followed by `n` tokens, each the likeliest after those before it: `(B, T + n)`.
 
     Decodes with a cache, in evaluation mode. Padding, where `attention_mask` `(B, T)` is False, comes before the
-    tokens. An encoder-decoder reads `input_ids` and goes on from `decoder_input_ids` `(B, S)`: `(B, S + n)`; these are
-    the one token that its `config.json` names unless given. Raises ValueError for a model that cannot write, or that
-    has nothing to go on from.
+    tokens; a model that adds positions to its embeddings would count it, and is refused. An encoder-decoder reads
+    `input_ids` and goes on from `decoder_input_ids` `(B, S)`: `(B, S + n)`; these are the one token that its
+    `config.json` names unless given. Raises ValueError for a model that cannot write, or that has nothing to go on
+    from.
     """
     two = model.settings.family == "encoder_decoder"
     start = _start(model, input_ids, decoder_input_ids) if two else input_ids
     if not model.settings.is_causal:
         raise ValueError("a model in which tokens see later ones does not write")
+    if not two and attention_mask is not None and not attention_mask.all() and _counts_padding(model):
+        raise ValueError("this model's positions count padding: give prompts of one length, without it")
     if n < 0 or not start.shape[1]:
         raise ValueError(f"{n} tokens cannot follow {start.shape[1]}")
     was_training = model.training
@@ -74,6 +77,11 @@ def generate(
         return _written(model, input_ids if two else None, start, n, attention_mask)
     finally:
         model.train(was_training)
+
+
+def _counts_padding(model: Transformer) -> bool:
+    """Whether a token's place is that in its row, padding included, and not its distance to others."""
+    return any(stack.usual.position.embeds for stack in model.settings.stacks)
 
 
 def _start(model: Transformer, source: Tensor, given: Tensor | None) -> Tensor:

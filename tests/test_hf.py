@@ -786,3 +786,11 @@ def test_what_cannot_write_says_so() -> None:
     model = ablate.build({"family": "encoder_decoder", "d_model": 16, "n_layers": 1, "n_heads": 2, "max_seq_len": 16})
     with pytest.raises(ValueError, match="goes on from decoder_input_ids, which are not given"):
         generate(model, ids, 1)
+
+
+def test_padding_is_refused_where_positions_would_count_it() -> None:
+    model, ids = loaded("gpt2"), torch.ones(1, 5, dtype=torch.long)
+    whole, padded = torch.ones(1, 5, dtype=torch.long), torch.tensor([[0, 1, 1, 1, 1]])
+    assert torch.equal(generate(model, ids, 3, attention_mask=whole), generate(model, ids, 3))
+    with pytest.raises(ValueError, match="positions count padding"):
+        generate(model, ids, 3, attention_mask=padded)
