@@ -595,7 +595,8 @@ def resolved(settings: VariantSettings, vocab_size: int = 1) -> VariantSettings:
     if given.vocab_size is not None and given.vocab_size < least:
         beside = f" and the {given.family}'s own {given.n_special_tokens}" if given.n_special_tokens else ""
         message = f"vocab_size {given.vocab_size} is less than the {vocab_size} tokens of the data{beside}"
-        faults.append(SettingsError(("vocab_size",), message, f"leave it out, or give at least {least}"))
+        cure = f"give at least {least}, or leave it out where the file gives it"
+        faults.append(SettingsError(("vocab_size",), message, cure))
     model = _resolved_model(given.model_copy(update={"vocab_size": given.vocab_size or least}), faults)
     faults += _idle_rules(model)
     if not faults:
