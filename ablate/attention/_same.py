@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ablate.attention import AttentionChoice
 from ablate.choice import Shape
@@ -31,8 +31,8 @@ def outputs(
 
 
 @torch.no_grad()
-def _mixed(module: nn.Module, x: Tensor, cached: bool) -> Tensor:
-    cache: Any = module.new_cache(len(x), x.shape[1], x.dtype, x.device) if cached else None  # type: ignore[operator]
+def _mixed(module: Any, x: Tensor, cached: bool) -> Tensor:
+    cache = module.new_cache(len(x), x.shape[1], x.dtype, x.device) if cached else None
     parts = x.split([x.shape[1] - 2, 1, 1], dim=1) if cached else [x]
     starts = [0, x.shape[1] - 2, x.shape[1] - 1]
     mixed = [module(part, Position(), start, None, cache) for part, start in zip(parts, starts, strict=False)]

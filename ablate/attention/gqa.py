@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Self
 
 from pydantic import Field
@@ -36,10 +37,7 @@ class Config(GroupedChoice):
             return
         for n, end, what in ((shape.n_heads, mha, "as many key/value heads as heads"), (1, mqa, "one key/value head")):
             mine, same = self.model_copy(update={"n_kv_heads": n}), end.Config(**others)
-            yield (
-                f"with {what} it is {end.__name__.rpartition('.')[2]}",
-                lambda mine=mine, same=same: outputs(mine, same, shape),  # type: ignore[misc]
-            )
+            yield f"with {what} it is {end.__name__.rpartition('.')[2]}", partial(outputs, mine, same, shape)
 
     def problems(self, shape: Shape) -> list[SettingsError]:
         """Groups that do not come out even."""
