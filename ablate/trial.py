@@ -140,7 +140,7 @@ class Trial:
             last = trained.last_finite_loss
             return Outcome("diverged", f"not finite at step {trained.diverged_step}; the last finite loss was {last}")
         self._tell({"mfu": self._utilisation()})
-        self._explain_memory()
+        self._training_profile([*watch.rows(), *self._memory_facts()])
         peak = self.columns.get("peak_allocated_bytes" if self.device.type == "cuda" else "peak_rss_bytes")
         wrong = memory.implausible(peak, memory.weight_bytes(model), trained.optimizer_state_bytes)
         self.problems += [wrong] if wrong else []
@@ -189,18 +189,16 @@ class Trial:
             self.problems.append(f"a utilisation of {done:.0%} of {peak:.3g} FLOPs a second cannot be")
         return float(done)
 
-    def _explain_memory(self) -> None:
-        recipe = self.settings.train
+    def _memory_facts(self) -> list[dict[str, Any]]:
         facts = memory.allocator_facts(self.device)
-        peak = device.peak_flops(self.device, recipe.precision)
+        peak = device.peak_flops(self.device, self.settings.train.precision)
         facts |= {"peak_flops_per_second": peak} if peak else {}
-        cell = {
-            "phase": "train",
-            "batch": recipe.batch_tokens // recipe.length,
-            "context": recipe.length,
-            "spread": None,
-        }
-        self.reporter.profiles([{**cell, "metric": name, "value": value} for name, value in facts.items()])
+        return [{"metric": name, "value": value} for name, value in facts.items()]
+
+    def _training_profile(self, rows: list[dict[str, Any]]) -> None:
+        recipe = self.settings.train
+        cell = {"phase": "train", "batch": recipe.batch_tokens // recipe.length, "context": recipe.length}
+        self.reporter.profiles([cell | row for row in rows])
 
     def _missing(self) -> list[str]:
         """What must have been measured and was not, or is not finite."""
@@ -271,9 +269,9 @@ class Reporter:
 
     def profiles(self, rows: list[dict[str, Any]]) -> None:
         """Rows of the profile."""
-        names = ("phase", "batch", "context", "metric", "value", "spread")
+        names = ("phase", "batch", "context", "metric", "value", "spread", "sample")
         if rows:
-            self.connection.send(("profiles", {name: [row[name] for row in rows] for name in names}))
+            self.connection.send(("profiles", {name: [row.get(name) for row in rows] for name in names}))
 
     def points(self, step: int, tokens: int, split: str, values: dict[str, float]) -> None:
         """Points of the curves, soon."""

@@ -17,8 +17,9 @@ from ablate.cache import Cache
 from ablate.model import Transformer, build
 from ablate.objectives import objective_of
 from ablate.profiling import clock, decode, device, flops, kernels, memory
-from ablate.profiling.watch import Watch
+from ablate.profiling.watch import Watch, compile_seconds
 from ablate.settings import VariantSettings, resolved, typed
+from ablate.train import train
 
 MODEL = {
     "d_model": 32,
@@ -77,12 +78,12 @@ def fake(times: list[float]) -> clock.Clock:
 
 def test_throughput_under_a_known_clock() -> None:
     timed = [100.0, 101.0, 200.0, 202.0, 300.0, 305.0]  # 1 s, 2 s and 5 s; what lies between them does not count
-    timer = clock.StepTimer(warmup=1, clock=fake([0.0, *timed]))
+    timer = clock.StepTimer(warmup=1, clock=fake(timed))
     for _ in range(4):
         with timer.step():
             pass
-    assert timer.seconds() == [1.0, 2.0, 5.0]
-    columns = clock.speeds(timer.seconds(), tokens=80)
+    assert timer.seconds() == {"step": [1.0, 2.0, 5.0]}
+    columns = clock.speeds(timer.seconds()["step"], tokens=80)
     assert columns["train_tokens_per_second"] == 3 * 80 / 8  # not the mean of 80, 40 and 16
     assert columns["train_tokens_per_second_p50"] == 40
     assert columns["step_seconds_p50"] == 2
@@ -100,7 +101,7 @@ def test_warm_is_called_once_before_the_first_timed_step() -> None:
         with timer.step():
             steps.append(step)
     assert calls == [2]
-    assert len(timer.seconds()) == 3
+    assert len(timer.seconds()["step"]) == 3
 
 
 def test_no_step_is_lost_over_a_long_run() -> None:
@@ -108,7 +109,53 @@ def test_no_step_is_lost_over_a_long_run() -> None:
     for _ in range(1000):
         with timer.step():
             pass
-    assert timer.seconds() == [1.0] * 1000
+    assert timer.seconds() == {"step": [1.0] * 1000}
+
+
+def test_parts_of_a_step_under_a_known_clock() -> None:
+    timer = clock.StepTimer(1, fake([0, 1, 2, 4, 5, 8, 20, 21, 100, 100, 101, 130]))
+    with timer.step(), timer.part("forward"):
+        pass  # not timed: the clock is not even read
+    with timer.step():  # from 0 to 21
+        with timer.part("forward"):  # from 1 to 2
+            pass
+        with timer.part("backward"):  # from 4 to 5
+            pass
+        with timer.part("forward"):  # from 8 to 20
+            pass
+    with timer.step(), timer.part("backward"):
+        pass
+    assert timer.seconds() == {"forward": [13.0, 0.0], "backward": [1.0, 1.0], "step": [21.0, 30.0]}
+
+
+@pytest.mark.parametrize(
+    ("steps", "lengths"), [(1, [1]), (9, [9]), (19, [19]), (20, [10, 10]), (25, [13, 12]), (35, [12, 12, 11])]
+)
+def test_windows_hold_every_step_once(steps: int, lengths: list[int]) -> None:
+    seconds = [float(step) for step in range(1, steps + 1)]
+    ends = np.cumsum(lengths)
+    known = [80 * n / sum(range(end - n + 1, end + 1)) for n, end in zip(lengths, ends, strict=True)]
+    assert clock.windows(seconds, 80) == pytest.approx(known)
+    columns = clock.speeds(seconds, 80)
+    assert columns["window_tokens_per_second_p50"] == pytest.approx(np.median(known))
+
+
+def test_a_slower_variant_is_that_much_slower() -> None:
+    fast, slow = (clock.speeds([factor * s for s in (1.0, 2.0, 4.0)], 80) for factor in (1, 2))
+    assert slow["train_tokens_per_second"] == fast["train_tokens_per_second"] / 2
+    assert slow["window_tokens_per_second_p50"] == fast["window_tokens_per_second_p50"] / 2
+    assert slow["step_seconds_p50"] == 2 * fast["step_seconds_p50"]
+
+
+def test_all_samples_are_kept_up_to_a_number() -> None:
+    rows = clock.samples("step_seconds", [5.0, 7.0], first=4)
+    assert rows == [
+        {"metric": "step_seconds", "value": 5.0, "spread": None, "sample": 4},
+        {"metric": "step_seconds", "value": 7.0, "spread": None, "sample": 5},
+    ]
+    assert len(clock.samples("x", [0.0] * clock.MOST_SAMPLES)) == clock.MOST_SAMPLES
+    thinned = [row["sample"] for row in clock.samples("x", [0.0] * (2 * clock.MOST_SAMPLES + 1))]
+    assert thinned == list(range(1, 2 * clock.MOST_SAMPLES + 2, 3))
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (2, 1), (4, 3), (20, 3), (50, 5), (1000, 10)])
@@ -123,6 +170,57 @@ def test_nothing_timed_gives_no_speed() -> None:
 def test_a_single_value_has_no_spread() -> None:
     assert clock.spread([3.0]) is None
     assert clock.spread([0.0, 10.0]) == pytest.approx(8.0)
+
+
+def test_training_is_told_part_by_part_with_every_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    settings = variant()
+    watch = Watch(settings.train, CPU, 0.0, lambda _: None, lambda *_: None)
+    for step in range(1, 21):
+        with watch.step():
+            for part, seconds in {
+                "data": 1.0,
+                "forward": 2.0,
+                "backward": 4.0,
+                "optimizer": 1.0 + (step == 20),
+            }.items():
+                with watch.part(part):
+                    now[0] += seconds
+    columns = watch.columns()
+    assert [columns[f"{part}_seconds_p50"] for part in ("data", "forward", "backward", "optimizer")] == [1, 2, 4, 1]
+    assert columns["optimizer_seconds_p10"] == columns["optimizer_seconds_p90"] == 1
+    assert columns["step_seconds_p90"] == 8
+    assert columns["window_tokens_per_second_p50"] == 64 * 17 / (17 * 8 + 1)
+    assert columns["compile_seconds"] is None
+    rows = watch.rows()
+    assert {row["metric"]: row["value"] for row in rows if row.get("sample") is None}["backward_seconds_p50"] == 4
+    steps = {row["sample"]: row["value"] for row in rows if row["metric"] == "step_seconds"}
+    assert steps == {step: 8.0 + (step == 20) for step in range(4, 21)}, "3 of 20 steps are warm-up"
+    assert [row["sample"] for row in rows if row["metric"] == "window_tokens_per_second"] == [1]
+
+
+def test_compile_time_is_that_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = (["_compile.compile_inner", "build_guards"], ["1.5", "0.5"])
+    monkeypatch.setattr("torch._dynamo.utils.compile_times", lambda *_, **__: told)
+    assert compile_seconds() == 1.5
+
+
+def test_who_watches_changes_no_number() -> None:
+    from test_train import Notes, batches_of, held_out_of
+
+    settings = variant({"dropout": 0.1, "feed_forward": "moe"})
+    settings = settings.model_copy(update={"train": settings.train.model_copy(update={"accumulate": 2})})
+    points: list[Any] = []
+    watch = Watch(settings.train, CPU, 0.0, lambda _: None, lambda *point: points.append(point))
+    for observer in (Notes(), watch):
+        model = build(settings.model)
+        trained = train(model, batches_of(settings), held_out_of(settings), settings.train, 0, observer)
+        points.append((trained.val_losses, [p.detach().clone() for p in model.parameters()]))
+    (plain, weights), (watched, same) = points[0], points[-1]
+    assert plain == watched
+    assert all(torch.equal(a, b) for a, b in zip(weights, same, strict=True))
+    assert set(watch.timer.seconds()) == {"data", "forward", "backward", "optimizer", "step"}
 
 
 def test_evaluation_is_in_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:

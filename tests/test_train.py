@@ -71,6 +71,9 @@ class Notes:
     def step(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def part(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def evaluation(self) -> AbstractContextManager[None]:
         return nullcontext()
 

@@ -171,7 +171,13 @@ def test_points_are_sent_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_profiles_are_rows_of_cells(done: Parent) -> None:
     rows = done.table("profiles")
-    assert {(r["phase"], r["batch"], r["context"]) for r in rows} == {("prefill", 1, 8), ("decode", 1, 8)}
+    cells = {("train", 4, 16), ("prefill", 1, 8), ("decode", 1, 8)}
+    assert {(r["phase"], r["batch"], r["context"]) for r in rows} == cells
+    steps = [r["value"] for r in rows if r["metric"] == "step_seconds"]
+    assert [r["sample"] for r in rows if r["metric"] == "step_seconds"] == [4, 5, 6, 7, 8]
+    (summary,) = (r for r in rows if r["metric"] == "step_seconds_p50")
+    assert summary["value"] == done.columns["step_seconds_p50"] == sorted(steps)[2]
+    assert summary["sample"] is None
     settings = typed(job().settings).model
     assert done.columns["kv_cache_bytes_measured"] == cost.cache_bytes(settings, 1, 12, "fp32")
 
@@ -206,7 +212,7 @@ def test_an_encoder_is_ok_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> No
     assert parent.columns["tokens"] == 8 * 64, "all that is read, not the eighth that is told"
     assert parent.columns["prefill_tokens_per_second"] > 0
     assert not {name for name in parent.columns if "decode" in name or "kv_cache" in name}
-    assert {row["phase"] for row in parent.table("profiles")} == {"prefill"}
+    assert {row["phase"] for row in parent.table("profiles")} == {"train", "prefill"}
     assert list(json.loads(parent.columns["kernels"])) == ["train"]
 
 
@@ -232,7 +238,7 @@ def test_without_decode_nothing_is_decoded(monkeypatch: pytest.MonkeyPatch) -> N
     parent = performed(job(profile={}))
     assert parent.outcome == ("ok", "profile", "")
     assert "kv_cache_bytes_measured" not in parent.columns
-    assert parent.of("profiles") == []
+    assert {row["phase"] for row in parent.table("profiles")} == {"train"}
     assert list(json.loads(parent.columns["kernels"])) == ["train"]
 
 
