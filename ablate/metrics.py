@@ -83,6 +83,11 @@ _KNOWN = (
     _memory("peak_reserved_bytes", "peak reserved"),
     _memory("peak_rss_bytes", "peak RSS"),
     _memory("device_used_bytes", "device used"),
+    _memory("peak_live_bytes", "peak of live tensors"),
+    _memory("parameter_bytes", "parameters"),
+    _memory("gradient_bytes", "gradients"),
+    _memory("optimizer_state_bytes", "optimizer state"),
+    _memory("activation_bytes", "activations"),
     _time("energy_joules_per_token", "energy", "J/token", 1),
     Metric(
         column="mfu",

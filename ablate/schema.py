@@ -85,6 +85,7 @@ TRIALS = _declare(
         *_fields(pa.float64(), "compile_seconds mfu prefill_tokens_per_second prefill_seconds_p50"),
         *_fields(pa.float64(), "decode_tokens_per_second decode_seconds_per_token_p50 energy_joules_per_token"),
         *_fields(pa.int64(), "peak_allocated_bytes peak_reserved_bytes peak_rss_bytes device_used_bytes"),
+        *_fields(pa.int64(), "peak_live_bytes parameter_bytes gradient_bytes optimizer_state_bytes activation_bytes"),
         *_fields(pa.string(), "device device_name gpu_uuid"),
         *_fields(pa.int64(), "threads"),
         *_fields(pa.string(), "precision param_dtype compute_dtype optimizer_state_dtype kernels module_metrics"),

@@ -58,7 +58,6 @@ class Trained:
     module_metrics: dict[str, float] = field(default_factory=dict)
     batch_order_hash: str = ""
     optimizer_state_dtype: str | None = None
-    optimizer_state_bytes: int = 0
 
 
 def train(
@@ -89,7 +88,7 @@ def train(
         if run.diverged_step is not None:
             break
     run.batch_order_hash = order.hexdigest()
-    run.optimizer_state_dtype, run.optimizer_state_bytes = state_of(learner.optimizer)
+    run.optimizer_state_dtype, _ = state_of(learner.optimizer)
     return run
 
 

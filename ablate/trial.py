@@ -27,12 +27,12 @@ from ablate.data import Corpus
 from ablate.gates import leak
 from ablate.job import Job
 from ablate.model import Transformer, build
-from ablate.objectives import Objective, objective_of
-from ablate.profiling import decode, device, kernels, memory
+from ablate.objectives import Batch, Objective, objective_of
+from ablate.profiling import decode, device, kernels, live, memory
 from ablate.profiling.clock import clock_for
 from ablate.profiling.watch import Watch
 from ablate.settings import TrainSettings, VariantSettings, typed
-from ablate.train import Trained, bits_per_byte, on_device, pieces, train
+from ablate.train import Learner, Trained, bits_per_byte, on_device, pieces, state_of, train
 
 # The server that trials are forked from imports this module once, so that no trial waits for an import: every choice,
 # and torch._dynamo, which torch's optimizers load at their first use.
@@ -141,10 +141,16 @@ class Trial:
             return Outcome("diverged", f"not finite at step {trained.diverged_step}; the last finite loss was {last}")
         self._tell({"mfu": self._utilisation()})
         self._training_profile([*watch.rows(), *self._memory_facts()])
-        peak = self.columns.get("peak_allocated_bytes" if self.device.type == "cuda" else "peak_rss_bytes")
-        wrong = memory.implausible(peak, memory.weight_bytes(model), trained.optimizer_state_bytes)
-        self.problems += [wrong] if wrong else []
+        self._tell(self._memory_split(model, batches.batch(1)))
+        self.problems += memory.implausible(self.columns)
         return None
+
+    def _memory_split(self, model: Transformer, batch: Batch) -> dict[str, int]:
+        """Of two more steps, at a learning rate of 0: the weights stay what they are."""
+        with live.aside(model):
+            learner = Learner.of(model, self.settings.train)
+            found = live.training_split(model, lambda part: learner.update(batch, 0.0, part))
+            return found | {"optimizer_state_bytes": state_of(learner.optimizer)[1]}
 
     def _profile(self, model: Transformer, corpus: Corpus) -> Outcome | None:
         settings, precision = self.settings.profile, self.settings.train.precision
@@ -217,6 +223,7 @@ def required(settings: VariantSettings, phases: tuple[str, ...], where: torch.de
         names += ["train_loss", "val_loss", "best_val_loss", "train_tokens_per_second", "step_seconds_p50"]
         names += ["peak_allocated_bytes", "peak_reserved_bytes"] if where.type == "cuda" else []
         names += ["peak_rss_bytes"] if where.type == "cpu" and sys.platform == "linux" else []
+        names += ["peak_live_bytes", "parameter_bytes", "gradient_bytes", "optimizer_state_bytes", "activation_bytes"]
     if "profile" in phases and settings.profile.prefill:
         names += ["prefill_tokens_per_second", "prefill_seconds_p50"]
     if "profile" in phases and settings.profile.decode:

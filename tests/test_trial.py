@@ -134,6 +134,11 @@ def test_columns_are_those_of_the_record(done: Parent) -> None:
     assert {name: done.columns[name] for name in expected} == expected
     assert done.columns["best_val_loss"] <= done.columns["val_loss"]
     assert done.columns["peak_rss_bytes"] > 2**20
+    weights = 4 * cost.cost(typed(job().settings).model, 16).params_total
+    assert done.columns["parameter_bytes"] == done.columns["gradient_bytes"] == weights
+    assert 2 * weights < done.columns["optimizer_state_bytes"] < 2.1 * weights
+    assert 4 * weights < done.columns["peak_live_bytes"] < done.columns["peak_rss_bytes"]
+    assert done.columns["activation_bytes"] > 4 * 64 * 16 * 4
     assert done.columns["startup_seconds"] > 0
     assert done.columns["eval_seconds"] > 0
     assert len(done.columns["batch_order_hash"]) == 64
@@ -290,7 +295,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "peak_rss_bytes", lambda: 10)
     status, _, reason = performed(job()).outcome
     assert status == "incomplete"
-    assert "peak memory of 10 bytes" in reason
+    assert "peak_rss_bytes of 10 is less" in reason
 
 
 def test_what_is_not_finite_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ablate.model import Transformer
 from ablate.profiling.decode import Writer
+from ablate.profiling.live import aside
 
 TELLING = ("attention", "softmax", "mm", "rnn")
 """Parts of the names of the operators that mixers and experts are made of."""
@@ -39,7 +40,6 @@ def kernels_of(work: Callable[[], Any]) -> list[str]:
 
 def training_kernels(model: nn.Module, inputs: dict[str, torch.Tensor], precision: str) -> list[str]:
     """Those of a forward and a backward pass in training mode. Gradients, buffers, random numbers stay as they were."""
-    before = [buffer.clone() for buffer in model.buffers()]
     device = next(model.parameters()).device
 
     def work() -> None:
@@ -47,15 +47,8 @@ def training_kernels(model: nn.Module, inputs: dict[str, torch.Tensor], precisio
             logits = model(**inputs)
         logits.float().square().mean().backward()
 
-    was_training = model.training
-    model.train()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        found = kernels_of(work)
-    model.train(was_training)
-    model.zero_grad(set_to_none=True)
-    for buffer, value in zip(model.buffers(), before, strict=True):
-        buffer.copy_(value)
-    return found
+    with aside(model):
+        return kernels_of(work)
 
 
 def decoding_kernels(model: Transformer, prompt: torch.Tensor) -> list[str]:
