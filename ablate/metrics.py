@@ -64,6 +64,7 @@ _KNOWN = (
     _exact("kv_cache_bytes_per_token", "KV cache", "bytes per token"),
     _exact("kv_cache_bytes_measured", "KV cache measured", "bytes"),
     _exact("kv_cache_bytes_allocated", "KV cache allocated beyond", "bytes"),
+    _exact("kv_cache_bytes_held", "KV cache in memory", "bytes"),
     _speed("train_tokens_per_second", "training"),
     _speed("window_tokens_per_second_p50", "training, windows, median"),
     _speed("prefill_tokens_per_second", "prefill"),

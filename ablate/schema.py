@@ -71,8 +71,9 @@ TRIALS = _declare(
         *_fields(pa.float64(), "flops_per_token"),
         *_fields(
             pa.int64(),
-            "kv_cache_bytes_per_token kv_cache_bytes_measured kv_cache_bytes_allocated steps tokens",
+            "kv_cache_bytes_per_token kv_cache_bytes_measured kv_cache_bytes_allocated kv_cache_bytes_held",
         ),
+        *_fields(pa.int64(), "steps tokens"),
         *_fields(pa.float64(), "val_loss val_bits_per_byte train_loss best_val_loss corpus_passes"),
         *_fields(pa.int64(), "diverged_step"),
         *_fields(pa.float64(), "train_tokens_per_second train_tokens_per_second_p10 train_tokens_per_second_p50"),

@@ -227,7 +227,7 @@ def required(settings: VariantSettings, phases: tuple[str, ...], where: torch.de
     if "profile" in phases and settings.profile.prefill:
         names += ["prefill_tokens_per_second", "prefill_seconds_p50"]
     if "profile" in phases and settings.profile.decode:
-        names += ["kv_cache_bytes_measured", "kv_cache_bytes_allocated"]
+        names += ["kv_cache_bytes_measured", "kv_cache_bytes_allocated", "kv_cache_bytes_held"]
         further = settings.profile.decode.new_tokens > 1
         names += ["decode_tokens_per_second", "decode_seconds_per_token_p50"] if further else []
     return names

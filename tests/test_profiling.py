@@ -410,6 +410,36 @@ def test_the_first_round_is_warm_up_and_the_rest_give_median_and_spread() -> Non
     assert found.columns["prefill_tokens_per_second"] == 4
 
 
+@pytest.mark.parametrize("model", [{}, FAMILIES["encoder_decoder"], {"attention": {"name": "gqa", "window": 4}}])
+def test_memory_holds_what_the_cache_has_room_for(model: dict[str, Any]) -> None:
+    settings = variant(model | {"feed_forward": "moe"})
+    model = build(settings.model).eval()
+    run = decode.generate(model, prompts(2, 10), 4, clock.clock_for(CPU))
+    assert decode.held_bytes(model, prompts(2, 10), 4) == run.allocated_bytes > 0
+
+
+def test_what_is_kept_beside_the_cache_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = variant({"attention": "mla"}, decode={"context": [8], "new_tokens": 4}, rounds=1)
+    model = build(settings.model)
+    attention = type(model.decoder.layers[0].attention)
+    expanded = attention._expanded
+
+    def hoarding(self: Any, q: Any, entries: Any, *rest: Any) -> Any:
+        if entries.shape[-2] > 1:
+            self.expanded = self.kv_up(entries[:, 0, :, : self.rank])
+        return expanded(self, q, entries, *rest)
+
+    monkeypatch.setattr(attention, "_expanded", hoarding)
+    found = decode.profile(model, settings.profile, "fp32", prompts, clock.clock_for(CPU))
+    columns = found.columns
+    expected = columns["kv_cache_bytes_measured"] + columns["kv_cache_bytes_allocated"]
+    kept = 2 * 8 * 4 * (8 + 8) * 4  # layers, tokens, heads, widths of k without position and of v, bytes
+    assert columns["kv_cache_bytes_held"] == expected + kept
+    assert found.problems == [
+        f"{expected + kept} bytes stay in memory for 1 x 12 tokens, not the {expected} that the cache has room for"
+    ]
+
+
 def test_a_broken_promise_is_told_with_both_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = variant(decode={"context": [8], "new_tokens": 4}, rounds=1)
     monkeypatch.setattr(cost, "cache_bytes", lambda *_: 100)
@@ -462,6 +492,7 @@ def test_live_bytes_are_those_of_storages_while_they_live() -> None:
         assert counted.now == 0
         a = before + 1
         assert counted.now == 2000, "what was there counts once it is used"
+        assert counted.made == 1000
         b = a.view(10, 25)[2:]
         assert counted.now == 2000, "a view holds nothing of its own"
         c = b.double()

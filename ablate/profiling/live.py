@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,33 +23,36 @@ from ablate.train import Part
 class LiveBytes(TorchDispatchMode):
     """Within it, `now` is the bytes of all live tensors that operators have met, and `peak` the most so far.
 
-    Those of `known` are there from the start; another one that was there before counts once it is first used.
+    Those of `known` are there from the start; another one that was there before counts once it is first used. `made` is
+    the part of `now` that operators have made.
     """
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
+        self.now = self.made = self.peak = 0
         self._alive: dict[int, Any] = {}
-        self._meet(known)
+        self._meet(known, made=False)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._meet(tree_leaves((args, kwargs)))
+        self._meet(tree_leaves((args, kwargs)), made=False)
         out = func(*args, **(kwargs or {}))
-        self._meet(tree_leaves(out))
+        self._meet(tree_leaves(out), made=True)
         return out
 
-    def _meet(self, values: Iterable[Any]) -> None:
+    def _meet(self, values: Iterable[Any], *, made: bool) -> None:
         for value in values:
             if isinstance(value, Tensor) and (storage := value.untyped_storage())._cdata not in self._alive:
                 place, size = storage._cdata, storage.nbytes()
                 # The reference dies with the storage, not with this view of it: torch keeps the two together.
-                self._alive[place] = weakref.ref(storage, lambda _, place=place, size=size: self._part(place, size))
+                self._alive[place] = weakref.ref(storage, partial(self._part, place, size, made))
                 self.now += size
+                self.made += made * size
         self.peak = max(self.peak, self.now)
 
-    def _part(self, place: int, size: int) -> None:
+    def _part(self, place: int, size: int, made: bool, _: Any) -> None:
         del self._alive[place]
         self.now -= size
+        self.made -= made * size
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
@@ -68,10 +72,10 @@ def training_split(model: nn.Module, step: Callable[[Part], Any]) -> dict[str, i
     @contextmanager
     def part(name: str) -> Iterator[None]:
         nonlocal gradients, activations
-        before = live.now
+        before = live.made
         yield
         if name == "forward":
-            activations = max(activations, live.now - before)
+            activations = max(activations, live.made - before)
         if name == "backward":
             gradients = bytes_of(p.grad for p in model.parameters() if p.grad is not None)
 
