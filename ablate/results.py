@@ -284,6 +284,7 @@ _VARIANT = {
     "groups": [str],
     "trials": {_SEED: _TRIAL_ID},
     "kv_cache_bytes_by_tokens": [[_NUMBER]],
+    "kv_cache_bytes_by_devices": {re.compile("[0-9]+"): _NUMBER},
     "notes": [str],
 }
 _EXPERIMENT = {

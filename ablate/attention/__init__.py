@@ -81,6 +81,26 @@ class AttentionChoice(Choice):
         """Numbers that one layer keeps for one sequence of `tokens` tokens. None where the choice does not say."""
         return None
 
+    def cache_elements_per_device(self, shape: Shape, tokens: int, devices: int) -> int | None:
+        """Of these the numbers on the fullest of so many devices that share the heads among them.
+
+        None where the choice does not say, or the heads do not come out even.
+        """
+        return None
+
+
+def share_of_heads(elements: int | None, n_heads: int, n_kv_heads: int, devices: int) -> int | None:
+    """Of `elements` numbers, as many of each key/value head, those on the fullest of `devices`.
+
+    Each device gets n_heads / devices query heads, one after the other, and a copy of every key/value head that they
+    read. None where the query heads do not come out even.
+    """
+    if elements is None or n_heads % devices:
+        return None
+    share, group = n_heads // devices, n_heads // n_kv_heads
+    fullest = max((first + share - 1) // group - first // group + 1 for first in range(0, n_heads, share))
+    return elements * fullest // n_kv_heads
+
 
 def visible_keys(tokens: int, causal: bool, window: int | None = None, chunk: int | None = None) -> float:
     """Keys that a query sees on average over a sequence of `tokens` tokens.

@@ -225,6 +225,10 @@ class Config(AttentionChoice):
         rank, _, rope, _ = self._widths(shape)
         return (rank + rope) * tokens
 
+    def cache_elements_per_device(self, shape: Shape, tokens: int, devices: int) -> int | None:
+        """All of it: every head reads the same latent."""
+        return None if shape.n_heads % devices else self.cache_elements(shape, tokens)
+
     def _matrix_elements(self, shape: Shape) -> tuple[int, int]:
         """Of the matrices that queries and outputs go through, and of those of keys and values."""
         rank, nope, rope, v_dim = self._widths(shape)
