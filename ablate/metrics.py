@@ -53,6 +53,15 @@ def _memory(column: str, label: str) -> Metric:
 
 
 _KNOWN = (
+    Metric(
+        column="kv_cache_equals_weights_at_tokens",
+        label="KV cache as large as the weights at",
+        unit="tokens",
+        direction="higher",
+        noisy=False,
+        scale=1,
+        decimals=0,
+    ),
     _loss("val_loss", "validation loss", "nats/token"),
     _loss("val_bits_per_byte", "validation", "bits/byte"),
     _loss("train_loss", "training loss", "nats/token"),

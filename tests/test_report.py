@@ -116,6 +116,7 @@ def golden_results() -> Results:
                 "ablate": "0.1.0",
             }
             row |= {"ablate": "0.1.0", "git_commit": "abc123", "git_dirty": True}
+            row |= {"parameter_bytes": 4000, "activation_bytes": 2**20, "peak_live_bytes": 3 * 2**20}
     rows[-3] |= {"precision": "bf16"}
     sizes = {"baseline": 512, "gqa": 128, "tie": 128}
     variants = [
@@ -124,6 +125,8 @@ def golden_results() -> Results:
             range(1) if name in ("1e5", "00012") else range(3),
             ("block", "norm") if name in ("1e5", "00012") else ("attention",),
             kv_cache_bytes_by_tokens=[[n, sizes.get(name, 512) * n] for n in (0, 1, 64, 1024)],
+            kv_cache_bytes_by_devices={str(n): None if n > 4 else sizes.get(name, 512) * 1024 // n for n in (1, 2, 8)},
+            kv_cache_equals_weights_at_tokens={"gqa": 32, "tie": None}.get(name, 8),
             notes=["final norm: yes"],
         )
         for name in dict.fromkeys(row["variant"] for row in rows)
