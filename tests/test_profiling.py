@@ -727,6 +727,14 @@ def test_kernels_are_those_that_ran() -> None:
     assert flash in kernels.decoding_kernels(both, prompts(1, 16))
 
 
+@pytest.mark.parametrize("path", ["absorbed", "expanded"])
+def test_the_way_in_which_a_latent_was_read_is_told(path: str) -> None:
+    model = build(variant({"attention": {"name": "mla", "decode": path}}).model)
+    ran = kernels.decoding_kernels(model, prompts(1, 16))
+    assert [name for name in ran if name.startswith("path ")] == [f"path {path}"]
+    assert not [name for name in kernels.decoding_kernels(build(variant().model), prompts(1, 16)) if "path" in name]
+
+
 def test_asking_for_kernels_moves_no_running_statistics() -> None:
     model = build(variant({"norm": "batch_norm"}).model)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from ablate.report import write_report
+from ablate.report.conditions import attention_kernels
 from ablate.report.text import escape, table
 from ablate.results import Results
 from ablate.schema import CURVES, PROFILES, TRIALS
@@ -579,6 +581,24 @@ def test_a_long_cache_curve_has_few_markers(tmp_path: Path) -> None:
     picture = (tmp_path / "plots" / "1-cache.svg").read_text(encoding="utf-8")
     # Ticks are drawn in the same way.
     assert picture.count("<use ") < len(sizes) / 2
+
+
+def test_kernels_are_told_with_the_way_that_was_taken() -> None:
+    ran = json.dumps({"train": ["mm"], "decode": ["_scaled_dot_product_flash", "mm", "path absorbed"]})
+    assert attention_kernels(ran) == "train: unfused; decode: unfused"
+    ran = ran.replace("flash", "flash_attention")
+    assert attention_kernels(ran) == "train: unfused; decode: flash_attention"
+    assert attention_kernels(ran, paths=True) == "train: unfused; decode: flash_attention, path absorbed"
+
+
+def test_single_values_are_in_no_table(plain_text: Any) -> None:
+    cell = {"trial_id": "baseline-0", "phase": "train", "batch": 4, "context": 16, "spread": None}
+    series = [{**cell, "metric": "step_seconds", "value": 1.0, "sample": n} for n in (1, 2)]
+    median = {**cell, "metric": "step_seconds_p50", "value": 1.0, "sample": None}
+    text = section(plain_text(results([trial("baseline", 0, 2.5)], profiles=[*series, median])), "Profiles")
+    ((heads, *rows),) = tables_of(text)
+    assert heads == ["variant", "batch", "context", "step, median ↓ (ms)", "n"]
+    assert rows == [["baseline", "4", "16", "1,000", "1"]]
 
 
 def test_profiles_give_median_and_spread(plain_text: Any) -> None:

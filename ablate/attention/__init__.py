@@ -10,6 +10,8 @@ A choice's module is called as `module(x, position, start, mask, cache, memory)`
   tokens' entries and attends to everything in it;
 * `memory` is `(B, S, D)` where the module was built for a shape that is `cross`: the tokens of the other sequence,
   which `mask` is then about. With a cache it is read at the first call alone, and may be None later.
+
+A module with several ways to the same result says in `module.path` which one it took last.
 """
 
 from __future__ import annotations

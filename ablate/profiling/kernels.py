@@ -52,9 +52,14 @@ def training_kernels(model: nn.Module, inputs: dict[str, torch.Tensor], precisio
 
 
 def decoding_kernels(model: Transformer, prompt: torch.Tensor) -> list[str]:
-    """Those of one token after a `prompt` `(B, T)`, in evaluation mode, with a cache."""
+    """Those of one token after a `prompt` `(B, T)`, in evaluation mode, with a cache.
+
+    After them `path …`, where a module says which of several ways it took.
+    """
     model.eval()
     with torch.no_grad():  # in inference mode operators arrive here whole, before a kernel is chosen for them
         writer = Writer(model, prompt, new_tokens=1)
         writer.read()
-        return kernels_of(lambda: writer.write(prompt[:, -1:]))
+        ran = kernels_of(lambda: writer.write(prompt[:, -1:]))
+    taken = {f"path {path}" for module in model.modules() if (path := getattr(module, "path", ""))}
+    return [*ran, *sorted(taken)]
