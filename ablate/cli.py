@@ -190,10 +190,27 @@ def _print_plan(facts: Mapping[str, Any]) -> None:
         for each in facts["variants"]
     ]
     _print_table(heads, rows)
+    click.echo("")
+    _print_caches(facts["variants"])
     for name, other in facts["same"].items():
         click.echo(f"the same as {other}: {name}")
     for each in facts["invalid"]:
         click.echo(f"invalid: {each['variant']}: {each['reason']}")
+
+
+def _print_caches(variants: Sequence[Mapping[str, Any]]) -> None:
+    """What one sequence's cache takes at full length, where heads are shared among devices, and when it is large."""
+    devices = list(variants[0]["kv_cache_bytes_by_devices"])
+    heads = ("variant", "KV cache = weights at", *(f"bytes on each of {n}" for n in devices))
+    rows = [
+        (
+            each["name"],
+            _number(each["kv_cache_equals_weights_at_tokens"]),
+            *(_number(each["kv_cache_bytes_by_devices"][n]) for n in devices),
+        )
+        for each in variants
+    ]
+    _print_table(heads, rows)
 
 
 def _duration(seconds: float | None) -> str:

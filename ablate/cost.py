@@ -7,16 +7,25 @@ among the tokens of both.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ablate.attention import AttentionChoice
 from ablate.choice import Shape
 from ablate.settings import LayerSettings, ModelSettings, StackSettings
 
+if TYPE_CHECKING:
+    from ablate.attention import AttentionChoice
+
 BYTES = {"fp32": 4, "bf16": 2}
+
+TENSOR_PARALLEL = (1, 2, 4, 8)
+"""Numbers of devices for which the share of each is told."""
+
+ENDLESS = 2**60
+"""Tokens; what a cache does not weigh then it never does."""
 
 
 @dataclass(frozen=True)
@@ -187,10 +196,11 @@ def _stage(
 # --- Memory -----------------------------------------------------------------------------------------------------------
 
 
-def cache_elements(settings: ModelSettings, tokens: int, source_tokens: int = 0) -> int | None:
+def cache_elements(settings: ModelSettings, tokens: int, source_tokens: int = 0, devices: int = 1) -> int | None:
     """Numbers that one sequence of `tokens` tokens keeps, all layers, and what is kept of `source_tokens` of another.
 
-    0 where nothing is decoded token by token; None where a choice does not say.
+    Of several `devices` that share the heads, those on the fullest. 0 where nothing is decoded token by token; None
+    where a choice does not say, or cannot be shared so.
     """
     stack = settings.stacks[-1]
     if stack.name == "encoder" or not settings.is_causal:
@@ -198,17 +208,25 @@ def cache_elements(settings: ModelSettings, tokens: int, source_tokens: int = 0)
     total = 0
     for layer, times in stack.distinct_layers():
         crossed, crossing = layer.cross_attention, replace(stack.shape, cross=True)
-        own = layer.attention.cache_elements(stack.shape, tokens)
-        other = 0 if crossed is None else crossed.cache_elements(crossing, source_tokens)
+        own = _kept(layer.attention, stack.shape, tokens, devices)
+        other = 0 if crossed is None else _kept(crossed, crossing, source_tokens, devices)
         if own is None or other is None:
             return None
         total += times * (own + other)
     return total
 
 
-def cache_bytes(settings: ModelSettings, batch: int, tokens: int, precision: str, source_tokens: int = 0) -> int | None:
+def _kept(attention: AttentionChoice, shape: Shape, tokens: int, devices: int) -> int | None:
+    if devices == 1:
+        return attention.cache_elements(shape, tokens)
+    return attention.cache_elements_per_device(shape, tokens, devices)
+
+
+def cache_bytes(
+    settings: ModelSettings, batch: int, tokens: int, precision: str, source_tokens: int = 0, devices: int = 1
+) -> int | None:
     """Bytes of `cache_elements` for `batch` sequences."""
-    elements = cache_elements(settings, tokens, source_tokens)
+    elements = cache_elements(settings, tokens, source_tokens, devices)
     return None if elements is None else batch * BYTES[precision] * elements
 
 
@@ -217,6 +235,24 @@ def cache_bytes_per_token(settings: ModelSettings, precision: str) -> int | None
     full = cache_bytes(settings, 1, settings.max_seq_len, precision)
     before = cache_bytes(settings, 1, settings.max_seq_len - 1, precision)
     return None if full is None or before is None else full - before
+
+
+def cache_bytes_by_devices(settings: ModelSettings, precision: str) -> dict[int, int | None]:
+    """Bytes of a full-length sequence's cache on each of 1, 2, 4, 8 devices under tensor parallelism."""
+    longest = settings.max_seq_len
+    return {devices: cache_bytes(settings, 1, longest, precision, devices=devices) for devices in TENSOR_PARALLEL}
+
+
+def tokens_that_weigh_as_much(settings: ModelSettings, params_total: int, precision: str) -> int | None:
+    """The length from which on one sequence's cache takes as many bytes as the weights, however long the model reads.
+
+    None where it never does, since the cache stops growing, or where a choice does not say.
+    """
+
+    def is_enough(tokens: int) -> bool:
+        return (cache_bytes(settings, 1, tokens, precision) or 0) >= params_total * BYTES[precision]
+
+    return bisect_left(range(1, ENDLESS + 1), True, key=is_enough) + 1 if is_enough(ENDLESS) else None
 
 
 def training_bytes(settings: ModelSettings, params_total: int, sequences: int, tokens: int) -> int:

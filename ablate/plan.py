@@ -11,7 +11,16 @@ from typing import Any
 
 from ablate.batches import check_corpus
 from ablate.choice import Faults, SettingsError
-from ablate.cost import Cost, cache_bytes, cache_bytes_per_token, cost, lengths, training_bytes
+from ablate.cost import (
+    Cost,
+    cache_bytes,
+    cache_bytes_by_devices,
+    cache_bytes_per_token,
+    cost,
+    lengths,
+    tokens_that_weigh_as_much,
+    training_bytes,
+)
 from ablate.document import as_text, printable, told
 from ablate.experiment import Experiment
 from ablate.machine import available_threads
@@ -30,6 +39,8 @@ class VariantPlan:
     variant: Variant
     cost: Cost
     kv_cache_bytes_per_token: int | None
+    kv_cache_bytes_by_devices: dict[int, int | None]
+    kv_cache_equals_weights_at_tokens: int | None
     predicted_memory_bytes: int
     predicted_seconds: float | None
 
@@ -47,6 +58,8 @@ class VariantPlan:
             "flops_per_token": self.cost.flops_per_token,
             "flops_terms": self.cost.flops,
             "kv_cache_bytes_per_token": self.kv_cache_bytes_per_token,
+            "kv_cache_bytes_by_devices": {str(n): size for n, size in self.kv_cache_bytes_by_devices.items()},
+            "kv_cache_equals_weights_at_tokens": self.kv_cache_equals_weights_at_tokens,
             "predicted_memory_bytes": self.predicted_memory_bytes,
             "predicted_seconds": self.predicted_seconds,
         }
@@ -66,6 +79,8 @@ def _variant_plan(variant: Variant, rate: float | None) -> VariantPlan:
         variant=variant,
         cost=price,
         kv_cache_bytes_per_token=cache_bytes_per_token(model, train.precision),
+        kv_cache_bytes_by_devices=cache_bytes_by_devices(model, train.precision),
+        kv_cache_equals_weights_at_tokens=tokens_that_weigh_as_much(model, price.params_total, train.precision),
         predicted_memory_bytes=training_bytes(model, price.params_total, sequences, train.length),
         predicted_seconds=_seconds(price, train.n_steps * train.batch_tokens, rate),
     )

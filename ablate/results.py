@@ -31,7 +31,10 @@ class ResultsError(ValueError):
 
 
 # Compact for long tables, and plain to every reader: only the strings are worth a dictionary.
-_ENCODINGS = {"step": "DELTA_BINARY_PACKED", "tokens": "DELTA_BINARY_PACKED", "value": "BYTE_STREAM_SPLIT"}
+_ENCODINGS = {
+    **dict.fromkeys(("step", "tokens", "sample"), "DELTA_BINARY_PACKED"),
+    "value": "BYTE_STREAM_SPLIT",
+}
 
 
 # --- Writing ----------------------------------------------------------------------------------------------------------
@@ -281,6 +284,7 @@ _VARIANT = {
     "groups": [str],
     "trials": {_SEED: _TRIAL_ID},
     "kv_cache_bytes_by_tokens": [[_NUMBER]],
+    "kv_cache_bytes_by_devices": {re.compile("[0-9]+"): _NUMBER},
     "notes": [str],
 }
 _EXPERIMENT = {

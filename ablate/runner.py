@@ -214,7 +214,8 @@ class Run:
         ended = {"status": status, "phase": phase, "reason": reason}
         row = self._row(task, started) | times | running.columns | ended
         curves: Columns = running.curves if "train" in task.phases else _columns(self.store.curves(trial_id))
-        self._store(row, curves, running.profiles)
+        profiles = running.profiles if "train" in task.phases else _beside_training(self.store, trial_id, running)
+        self._store(row, curves, profiles)
         return status
 
     def _store(self, row: dict[str, Any], curves: Columns, profiles: Columns) -> None:
@@ -261,6 +262,14 @@ class Run:
 
 def _columns(frame: pd.DataFrame) -> Columns:
     return {str(name): list(values) for name, values in frame.items()}
+
+
+def _beside_training(store: Store, trial_id: str, running: Child) -> Columns:
+    """A new profile after what was measured in training, which stays."""
+    stored = store.profiles(trial_id).drop(columns="trial_id")
+    kept = stored[stored["phase"] == "train"].astype(object)
+    old = _columns(kept.where(kept.notna(), None))
+    return {name: [*values, *running.profiles.get(name, [])] for name, values in old.items()}
 
 
 def running_now(store: Store) -> list[str]:

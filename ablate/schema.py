@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 STATUSES = (
     "ok",
@@ -71,15 +71,22 @@ TRIALS = _declare(
         *_fields(pa.float64(), "flops_per_token"),
         *_fields(
             pa.int64(),
-            "kv_cache_bytes_per_token kv_cache_bytes_measured kv_cache_bytes_allocated steps tokens",
+            "kv_cache_bytes_per_token kv_cache_bytes_measured kv_cache_bytes_allocated kv_cache_bytes_held",
         ),
+        *_fields(pa.int64(), "steps tokens"),
         *_fields(pa.float64(), "val_loss val_bits_per_byte train_loss best_val_loss corpus_passes"),
         *_fields(pa.int64(), "diverged_step"),
         *_fields(pa.float64(), "train_tokens_per_second train_tokens_per_second_p10 train_tokens_per_second_p50"),
         *_fields(pa.float64(), "train_tokens_per_second_p90 step_seconds_p10 step_seconds_p50 step_seconds_p90"),
+        *_fields(pa.float64(), "window_tokens_per_second_p10 window_tokens_per_second_p50"),
+        *_fields(pa.float64(), "window_tokens_per_second_p90 data_seconds_p10 data_seconds_p50 data_seconds_p90"),
+        *_fields(pa.float64(), "forward_seconds_p10 forward_seconds_p50 forward_seconds_p90"),
+        *_fields(pa.float64(), "backward_seconds_p10 backward_seconds_p50 backward_seconds_p90"),
+        *_fields(pa.float64(), "optimizer_seconds_p10 optimizer_seconds_p50 optimizer_seconds_p90"),
         *_fields(pa.float64(), "compile_seconds mfu prefill_tokens_per_second prefill_seconds_p50"),
         *_fields(pa.float64(), "decode_tokens_per_second decode_seconds_per_token_p50 energy_joules_per_token"),
         *_fields(pa.int64(), "peak_allocated_bytes peak_reserved_bytes peak_rss_bytes device_used_bytes"),
+        *_fields(pa.int64(), "peak_live_bytes parameter_bytes gradient_bytes optimizer_state_bytes activation_bytes"),
         *_fields(pa.string(), "device device_name gpu_uuid"),
         *_fields(pa.int64(), "threads"),
         *_fields(pa.string(), "precision param_dtype compute_dtype optimizer_state_dtype kernels module_metrics"),
@@ -107,6 +114,7 @@ PROFILES = _declare(
         *_fields(pa.int64(), "batch context"),
         *_fields(pa.string(), "metric"),
         *_fields(pa.float64(), "value spread"),
+        *_fields(pa.int64(), "sample"),  # its number in a series of single values; null for a figure made of several
     ],
 )
 

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,12 +26,18 @@ LAST_STEPS = 10
 READ_EVERY = 10
 """On a GPU losses are read every so many steps, since reading one makes the CPU wait."""
 
+Part = Callable[[str], AbstractContextManager[None]]
+"""Goes around a part of a step: `data`, `forward`, `backward` or `optimizer`."""
+
 
 class Observer(Protocol):
     """What watches a run: it measures, and hands the points of the curves on. It changes nothing."""
 
     def step(self) -> AbstractContextManager[None]:
         """Around the work of one step, and nothing else."""
+
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """Around a part of a step; a step that is cut in pieces has some parts several times."""
 
     def evaluation(self) -> AbstractContextManager[None]:
         """Around one evaluation."""
@@ -52,7 +58,6 @@ class Trained:
     module_metrics: dict[str, float] = field(default_factory=dict)
     batch_order_hash: str = ""
     optimizer_state_dtype: str | None = None
-    optimizer_state_bytes: int = 0
 
 
 def train(
@@ -70,8 +75,9 @@ def train(
     for step in range(1, recipe.n_steps + 1):
         lr = rate(step)
         with observer.step():
-            batch = batches.batch(step)
-            measures = learner.update(batch, lr)
+            with observer.part("data"):
+                batch = batches.batch(step)
+            measures = learner.update(batch, lr, observer.part)
         for array in batch.arrays:
             order.update(array.astype("<i8").data)
         ledger.add(step, lr, measures)
@@ -82,8 +88,13 @@ def train(
         if run.diverged_step is not None:
             break
     run.batch_order_hash = order.hexdigest()
-    run.optimizer_state_dtype, run.optimizer_state_bytes = state_of(learner.optimizer)
+    run.optimizer_state_dtype, _ = state_of(learner.optimizer)
     return run
+
+
+def unobserved(name: str) -> AbstractContextManager[None]:
+    """Around a part that nobody watches."""
+    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -104,7 +115,7 @@ class Learner:
         optimizer = make_optimizer(model, recipe.optimizer, recipe.lr)
         return cls(model, recipe, optimizer, list(model.parameters()), **offers)
 
-    def update(self, batch: Batch, lr: float) -> dict[str, Tensor]:
+    def update(self, batch: Batch, lr: float, part: Part = unobserved) -> dict[str, Tensor]:
         """One optimizer step, in `accumulate` pieces. Its measures stay on the device.
 
         The loss is the sum over all valid targets of the step by their number, however the step is cut. `loss` is the
@@ -113,15 +124,20 @@ class Learner:
         """
         recipe, n_targets = self.recipe, max(1, batch.n_targets)
         measures: dict[str, Tensor] = {}
-        for inputs, targets in pieces(batch, recipe.accumulate, device_of(self.model)):
-            logits = forward(self.model, inputs, recipe.precision)
-            objective, plain = cross_entropy(logits, targets, recipe.label_smoothing)
-            auxiliary = {f"aux_{name}": loss / recipe.accumulate for name, loss in self.auxiliary_losses().items()}
-            total = sum(auxiliary.values(), objective / n_targets)
-            total.backward()
-            for name, part in {"loss": plain / n_targets, **auxiliary}.items():
-                measures[name] = measures[name] + part.detach() if name in measures else part.detach()
-        measures["grad_norm"] = self._step(lr)
+        with part("data"):
+            given = list(pieces(batch, recipe.accumulate, device_of(self.model)))
+        for inputs, targets in given:
+            with part("forward"):
+                logits = forward(self.model, inputs, recipe.precision)
+                objective, plain = cross_entropy(logits, targets, recipe.label_smoothing)
+                auxiliary = {f"aux_{name}": loss / recipe.accumulate for name, loss in self.auxiliary_losses().items()}
+                total = sum(auxiliary.values(), objective / n_targets)
+            with part("backward"):
+                total.backward()
+            for name, loss in {"loss": plain / n_targets, **auxiliary}.items():
+                measures[name] = measures[name] + loss.detach() if name in measures else loss.detach()
+        with part("optimizer"):
+            measures["grad_norm"] = self._step(lr)
         return measures
 
     def auxiliary_losses(self) -> dict[str, Tensor]:

@@ -27,12 +27,12 @@ from ablate.data import Corpus
 from ablate.gates import leak
 from ablate.job import Job
 from ablate.model import Transformer, build
-from ablate.objectives import Objective, objective_of
-from ablate.profiling import decode, device, kernels, memory
+from ablate.objectives import Batch, Objective, objective_of
+from ablate.profiling import decode, device, kernels, live, memory
 from ablate.profiling.clock import clock_for
 from ablate.profiling.watch import Watch
 from ablate.settings import TrainSettings, VariantSettings, typed
-from ablate.train import Trained, bits_per_byte, on_device, pieces, train
+from ablate.train import Learner, Trained, bits_per_byte, on_device, pieces, state_of, train
 
 # The server that trials are forked from imports this module once, so that no trial waits for an import: every choice,
 # and torch._dynamo, which torch's optimizers load at their first use.
@@ -140,11 +140,17 @@ class Trial:
             last = trained.last_finite_loss
             return Outcome("diverged", f"not finite at step {trained.diverged_step}; the last finite loss was {last}")
         self._tell({"mfu": self._utilisation()})
-        self._explain_memory()
-        peak = self.columns.get("peak_allocated_bytes" if self.device.type == "cuda" else "peak_rss_bytes")
-        wrong = memory.implausible(peak, memory.weight_bytes(model), trained.optimizer_state_bytes)
-        self.problems += [wrong] if wrong else []
+        self._training_profile([*watch.rows(), *self._memory_facts()])
+        self._tell(self._memory_split(model, batches.batch(1)))
+        self.problems += memory.implausible(self.columns)
         return None
+
+    def _memory_split(self, model: Transformer, batch: Batch) -> dict[str, int]:
+        """Of two more steps, at a learning rate of 0: the weights stay what they are."""
+        with live.aside(model):
+            learner = Learner.of(model, self.settings.train)
+            found = live.training_split(model, lambda part: learner.update(batch, 0.0, part))
+            return found | {"optimizer_state_bytes": state_of(learner.optimizer)[1]}
 
     def _profile(self, model: Transformer, corpus: Corpus) -> Outcome | None:
         settings, precision = self.settings.profile, self.settings.train.precision
@@ -189,18 +195,16 @@ class Trial:
             self.problems.append(f"a utilisation of {done:.0%} of {peak:.3g} FLOPs a second cannot be")
         return float(done)
 
-    def _explain_memory(self) -> None:
-        recipe = self.settings.train
+    def _memory_facts(self) -> list[dict[str, Any]]:
         facts = memory.allocator_facts(self.device)
-        peak = device.peak_flops(self.device, recipe.precision)
+        peak = device.peak_flops(self.device, self.settings.train.precision)
         facts |= {"peak_flops_per_second": peak} if peak else {}
-        cell = {
-            "phase": "train",
-            "batch": recipe.batch_tokens // recipe.length,
-            "context": recipe.length,
-            "spread": None,
-        }
-        self.reporter.profiles([{**cell, "metric": name, "value": value} for name, value in facts.items()])
+        return [{"metric": name, "value": value} for name, value in facts.items()]
+
+    def _training_profile(self, rows: list[dict[str, Any]]) -> None:
+        recipe = self.settings.train
+        cell = {"phase": "train", "batch": recipe.batch_tokens // recipe.length, "context": recipe.length}
+        self.reporter.profiles([cell | row for row in rows])
 
     def _missing(self) -> list[str]:
         """What must have been measured and was not, or is not finite."""
@@ -219,10 +223,11 @@ def required(settings: VariantSettings, phases: tuple[str, ...], where: torch.de
         names += ["train_loss", "val_loss", "best_val_loss", "train_tokens_per_second", "step_seconds_p50"]
         names += ["peak_allocated_bytes", "peak_reserved_bytes"] if where.type == "cuda" else []
         names += ["peak_rss_bytes"] if where.type == "cpu" and sys.platform == "linux" else []
+        names += ["peak_live_bytes", "parameter_bytes", "gradient_bytes", "optimizer_state_bytes", "activation_bytes"]
     if "profile" in phases and settings.profile.prefill:
         names += ["prefill_tokens_per_second", "prefill_seconds_p50"]
     if "profile" in phases and settings.profile.decode:
-        names += ["kv_cache_bytes_measured", "kv_cache_bytes_allocated"]
+        names += ["kv_cache_bytes_measured", "kv_cache_bytes_allocated", "kv_cache_bytes_held"]
         further = settings.profile.decode.new_tokens > 1
         names += ["decode_tokens_per_second", "decode_seconds_per_token_p50"] if further else []
     return names
@@ -271,9 +276,9 @@ class Reporter:
 
     def profiles(self, rows: list[dict[str, Any]]) -> None:
         """Rows of the profile."""
-        names = ("phase", "batch", "context", "metric", "value", "spread")
+        names = ("phase", "batch", "context", "metric", "value", "spread", "sample")
         if rows:
-            self.connection.send(("profiles", {name: [row[name] for row in rows] for name in names}))
+            self.connection.send(("profiles", {name: [row.get(name) for row in rows] for name in names}))
 
     def points(self, step: int, tokens: int, split: str, values: dict[str, float]) -> None:
         """Points of the curves, soon."""

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 from references import tiny
 
-from ablate.cost import cache_bytes, cache_bytes_per_token, cost, stages, training_bytes
+from ablate.cost import (
+    cache_bytes,
+    cache_bytes_by_devices,
+    cache_bytes_per_token,
+    cost,
+    stages,
+    tokens_that_weigh_as_much,
+    training_bytes,
+)
 
 HAND = {"d_model": 8, "n_layers": 1, "n_heads": 2, "vocab_size": 10, "max_seq_len": 16, "position": "none"}
 PLAIN = {"name": "relu", "d_ff": 16, "bias": False}
@@ -212,6 +220,50 @@ def test_mixtral_8x7b_is_the_published_size() -> None:
     found = cost(settings, 4096)
     assert (found.params_total, found.params_active) == (46_702_792_704, 12_879_925_248)
     assert cache_bytes_per_token(settings, "bf16") == 131_072
+
+
+def per_device(settings: Any) -> list[int | None]:
+    return list(cache_bytes_by_devices(settings, "bf16").values())
+
+
+def test_a_cache_is_shared_among_devices_and_copied_where_heads_no_longer_divide() -> None:
+    sizes = {"d_model": 64, "n_layers": 3, "n_heads": 8, "vocab_size": 10, "max_seq_len": 16, "position": "none"}
+    head = 3 * 2 * 16 * 8 * 2  # layers, keys and values, tokens, width, bytes
+    assert per_device(tiny(**sizes, attention="mha")) == [8 * head, 4 * head, 2 * head, head]
+    assert per_device(tiny(**sizes, attention={"name": "gqa", "n_kv_heads": 2})) == [2 * head, head, head, head]
+    assert per_device(tiny(**sizes, attention="mqa")) == [head] * 4
+    latent = 3 * 16 * (32 + 4) * 2
+    assert per_device(tiny(**sizes, attention="mla")) == [latent] * 4, "every device has all of it"
+    state = 3 * (8 + 1) * 8 * 2
+    assert per_device(tiny(**sizes, attention="linear")) == [8 * state, 4 * state, 2 * state, state]
+    assert per_device(tiny(**sizes, attention="lstm")) == [3 * 2 * 64 * 2, None, None, None], "it does not say"
+    window = per_device(tiny(**sizes, attention={"name": "mha", "window": 4}))
+    assert window == [2 * head, head, head // 2, head // 4]
+
+
+def test_heads_that_do_not_come_out_even_are_not_shared() -> None:
+    settings = by_hand(d_model=24, n_heads=6, attention={"name": "gqa", "n_kv_heads": 3})
+    head = 2 * 16 * 4 * 2
+    # of 2 devices each has 3 query heads: 0 to 2 read key/value heads 0 and 1, 3 to 5 read 1 and 2
+    assert per_device(settings) == [3 * head, 2 * head, None, None]
+
+
+def test_a_deepseek_v3_latent_takes_70_272_bytes_a_token_on_every_device() -> None:
+    mla = {"name": "mla", "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    settings = tiny(d_model=7168, n_layers=61, n_heads=128, vocab_size=10, max_seq_len=1000, attention=mla)
+    assert per_device(settings) == [70_272_000] * 4
+
+
+def test_the_length_at_which_the_cache_weighs_as_much_as_the_model() -> None:
+    settings = by_hand()  # 696 parameters; 16 numbers a token
+    assert tokens_that_weigh_as_much(settings, 696, "fp32") == tokens_that_weigh_as_much(settings, 696, "bf16") == 44
+    assert tokens_that_weigh_as_much(settings, 16 * 43, "fp32") == 43
+    windowed = by_hand(n_layers=2, layers=[{"first": 1, "attention": {"name": "mha", "window": 4}}])
+    assert tokens_that_weigh_as_much(windowed, 696, "fp32") == 40, "the window's 4 · 16, and 16 a token"
+    for attention in ("linear", {"name": "mha", "window": 4}):
+        assert tokens_that_weigh_as_much(by_hand(attention=attention), 10**6, "fp32") is None
+    seven = tiny(d_model=4096, n_layers=32, n_heads=32, vocab_size=32000, max_seq_len=2048)
+    assert tokens_that_weigh_as_much(seven, 6_738_415_616, "bf16") == 25_706  # of 524 288 bytes each
 
 
 def test_predicted_memory_holds_at_least_weights_gradients_and_state() -> None:

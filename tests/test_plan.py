@@ -54,6 +54,9 @@ def test_plan_json_gives_counts_variants_and_reasons(write: Write) -> None:
     assert by_name["größe"]["kv_cache_bytes_per_token"] == 2 * 8 * 4
     assert by_name["moe"]["params_active"] < by_name["moe"]["params_total"]
     assert by_name["baseline"]["params_active"] == by_name["baseline"]["params_total"]
+    assert by_name["größe"]["kv_cache_bytes_by_devices"] == dict.fromkeys("1248", 2 * 8 * 4 * 32) | {"8": None}
+    assert by_name["baseline"]["kv_cache_bytes_by_devices"]["2"] == 32 * 4 * 32
+    assert by_name["baseline"]["kv_cache_equals_weights_at_tokens"] == -(-by_name["baseline"]["params_total"] // 64)
     for variant in found["variants"]:
         assert variant["flops_per_token"] == sum(variant["flops_terms"].values()) > 0
         assert variant["predicted_memory_bytes"] > 16 * variant["params_total"]

@@ -13,12 +13,14 @@ import torch
 from torch import nn
 
 from ablate import cost, registry
+from ablate.batches import Batches
 from ablate.cache import Cache
 from ablate.model import Transformer, build
 from ablate.objectives import objective_of
-from ablate.profiling import clock, decode, device, flops, kernels, memory
-from ablate.profiling.watch import Watch
+from ablate.profiling import clock, decode, device, flops, kernels, live, memory
+from ablate.profiling.watch import Watch, compile_seconds
 from ablate.settings import VariantSettings, resolved, typed
+from ablate.train import Learner, state_of, train
 
 MODEL = {
     "d_model": 32,
@@ -77,12 +79,12 @@ def fake(times: list[float]) -> clock.Clock:
 
 def test_throughput_under_a_known_clock() -> None:
     timed = [100.0, 101.0, 200.0, 202.0, 300.0, 305.0]  # 1 s, 2 s and 5 s; what lies between them does not count
-    timer = clock.StepTimer(warmup=1, clock=fake([0.0, *timed]))
+    timer = clock.StepTimer(warmup=1, clock=fake(timed))
     for _ in range(4):
         with timer.step():
             pass
-    assert timer.seconds() == [1.0, 2.0, 5.0]
-    columns = clock.speeds(timer.seconds(), tokens=80)
+    assert timer.seconds() == {"step": [1.0, 2.0, 5.0]}
+    columns = clock.speeds(timer.seconds()["step"], tokens=80)
     assert columns["train_tokens_per_second"] == 3 * 80 / 8  # not the mean of 80, 40 and 16
     assert columns["train_tokens_per_second_p50"] == 40
     assert columns["step_seconds_p50"] == 2
@@ -100,7 +102,7 @@ def test_warm_is_called_once_before_the_first_timed_step() -> None:
         with timer.step():
             steps.append(step)
     assert calls == [2]
-    assert len(timer.seconds()) == 3
+    assert len(timer.seconds()["step"]) == 3
 
 
 def test_no_step_is_lost_over_a_long_run() -> None:
@@ -108,7 +110,53 @@ def test_no_step_is_lost_over_a_long_run() -> None:
     for _ in range(1000):
         with timer.step():
             pass
-    assert timer.seconds() == [1.0] * 1000
+    assert timer.seconds() == {"step": [1.0] * 1000}
+
+
+def test_parts_of_a_step_under_a_known_clock() -> None:
+    timer = clock.StepTimer(1, fake([0, 1, 2, 4, 5, 8, 20, 21, 100, 100, 101, 130]))
+    with timer.step(), timer.part("forward"):
+        pass  # not timed: the clock is not even read
+    with timer.step():  # from 0 to 21
+        with timer.part("forward"):  # from 1 to 2
+            pass
+        with timer.part("backward"):  # from 4 to 5
+            pass
+        with timer.part("forward"):  # from 8 to 20
+            pass
+    with timer.step(), timer.part("backward"):
+        pass
+    assert timer.seconds() == {"forward": [13.0, 0.0], "backward": [1.0, 1.0], "step": [21.0, 30.0]}
+
+
+@pytest.mark.parametrize(
+    ("steps", "lengths"), [(1, [1]), (9, [9]), (19, [19]), (20, [10, 10]), (25, [13, 12]), (35, [12, 12, 11])]
+)
+def test_windows_hold_every_step_once(steps: int, lengths: list[int]) -> None:
+    seconds = [float(step) for step in range(1, steps + 1)]
+    ends = np.cumsum(lengths)
+    known = [80 * n / sum(range(end - n + 1, end + 1)) for n, end in zip(lengths, ends, strict=True)]
+    assert clock.windows(seconds, 80) == pytest.approx(known)
+    columns = clock.speeds(seconds, 80)
+    assert columns["window_tokens_per_second_p50"] == pytest.approx(np.median(known))
+
+
+def test_a_slower_variant_is_that_much_slower() -> None:
+    fast, slow = (clock.speeds([factor * s for s in (1.0, 2.0, 4.0)], 80) for factor in (1, 2))
+    assert slow["train_tokens_per_second"] == fast["train_tokens_per_second"] / 2
+    assert slow["window_tokens_per_second_p50"] == fast["window_tokens_per_second_p50"] / 2
+    assert slow["step_seconds_p50"] == 2 * fast["step_seconds_p50"]
+
+
+def test_all_samples_are_kept_up_to_a_number() -> None:
+    rows = clock.samples("step_seconds", [5.0, 7.0], first=4)
+    assert rows == [
+        {"metric": "step_seconds", "value": 5.0, "spread": None, "sample": 4},
+        {"metric": "step_seconds", "value": 7.0, "spread": None, "sample": 5},
+    ]
+    assert len(clock.samples("x", [0.0] * clock.MOST_SAMPLES)) == clock.MOST_SAMPLES
+    thinned = [row["sample"] for row in clock.samples("x", [0.0] * (2 * clock.MOST_SAMPLES + 1))]
+    assert thinned == list(range(1, 2 * clock.MOST_SAMPLES + 2, 3))
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (2, 1), (4, 3), (20, 3), (50, 5), (1000, 10)])
@@ -123,6 +171,57 @@ def test_nothing_timed_gives_no_speed() -> None:
 def test_a_single_value_has_no_spread() -> None:
     assert clock.spread([3.0]) is None
     assert clock.spread([0.0, 10.0]) == pytest.approx(8.0)
+
+
+def test_training_is_told_part_by_part_with_every_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    settings = variant()
+    watch = Watch(settings.train, CPU, 0.0, lambda _: None, lambda *_: None)
+    for step in range(1, 21):
+        with watch.step():
+            for part, seconds in {
+                "data": 1.0,
+                "forward": 2.0,
+                "backward": 4.0,
+                "optimizer": 1.0 + (step == 20),
+            }.items():
+                with watch.part(part):
+                    now[0] += seconds
+    columns = watch.columns()
+    assert [columns[f"{part}_seconds_p50"] for part in ("data", "forward", "backward", "optimizer")] == [1, 2, 4, 1]
+    assert columns["optimizer_seconds_p10"] == columns["optimizer_seconds_p90"] == 1
+    assert columns["step_seconds_p90"] == 8
+    assert columns["window_tokens_per_second_p50"] == 64 * 17 / (17 * 8 + 1)
+    assert columns["compile_seconds"] is None
+    rows = watch.rows()
+    assert {row["metric"]: row["value"] for row in rows if row.get("sample") is None}["backward_seconds_p50"] == 4
+    steps = {row["sample"]: row["value"] for row in rows if row["metric"] == "step_seconds"}
+    assert steps == {step: 8.0 + (step == 20) for step in range(4, 21)}, "3 of 20 steps are warm-up"
+    assert [row["sample"] for row in rows if row["metric"] == "window_tokens_per_second"] == [1]
+
+
+def test_compile_time_is_that_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = (["_compile.compile_inner", "build_guards"], ["1.5", "0.5"])
+    monkeypatch.setattr("torch._dynamo.utils.compile_times", lambda *_, **__: told)
+    assert compile_seconds() == 1.5
+
+
+def test_who_watches_changes_no_number() -> None:
+    from test_train import Notes, batches_of, held_out_of
+
+    settings = variant({"dropout": 0.1, "feed_forward": "moe"})
+    settings = settings.model_copy(update={"train": settings.train.model_copy(update={"accumulate": 2})})
+    points: list[Any] = []
+    watch = Watch(settings.train, CPU, 0.0, lambda _: None, lambda *point: points.append(point))
+    for observer in (Notes(), watch):
+        model = build(settings.model)
+        trained = train(model, batches_of(settings), held_out_of(settings), settings.train, 0, observer)
+        points.append((trained.val_losses, [p.detach().clone() for p in model.parameters()]))
+    (plain, weights), (watched, same) = points[0], points[-1]
+    assert plain == watched
+    assert all(torch.equal(a, b) for a, b in zip(weights, same, strict=True))
+    assert set(watch.timer.seconds()) == {"data", "forward", "backward", "optimizer", "step"}
 
 
 def test_evaluation_is_in_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,6 +410,36 @@ def test_the_first_round_is_warm_up_and_the_rest_give_median_and_spread() -> Non
     assert found.columns["prefill_tokens_per_second"] == 4
 
 
+@pytest.mark.parametrize("model", [{}, FAMILIES["encoder_decoder"], {"attention": {"name": "gqa", "window": 4}}])
+def test_memory_holds_what_the_cache_has_room_for(model: dict[str, Any]) -> None:
+    settings = variant(model | {"feed_forward": "moe"})
+    model = build(settings.model).eval()
+    run = decode.generate(model, prompts(2, 10), 4, clock.clock_for(CPU))
+    assert decode.held_bytes(model, prompts(2, 10), 4) == run.allocated_bytes > 0
+
+
+def test_what_is_kept_beside_the_cache_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = variant({"attention": "mla"}, decode={"context": [8], "new_tokens": 4}, rounds=1)
+    model = build(settings.model)
+    attention = type(model.decoder.layers[0].attention)
+    expanded = attention._expanded
+
+    def hoarding(self: Any, q: Any, entries: Any, *rest: Any) -> Any:
+        if entries.shape[-2] > 1:
+            self.expanded = self.kv_up(entries[:, 0, :, : self.rank])
+        return expanded(self, q, entries, *rest)
+
+    monkeypatch.setattr(attention, "_expanded", hoarding)
+    found = decode.profile(model, settings.profile, "fp32", prompts, clock.clock_for(CPU))
+    columns = found.columns
+    expected = columns["kv_cache_bytes_measured"] + columns["kv_cache_bytes_allocated"]
+    kept = 2 * 8 * 4 * (8 + 8) * 4  # layers, tokens, heads, widths of k without position and of v, bytes
+    assert columns["kv_cache_bytes_held"] == expected + kept
+    assert found.problems == [
+        f"{expected + kept} bytes stay in memory for 1 x 12 tokens, not the {expected} that the cache has room for"
+    ]
+
+
 def test_a_broken_promise_is_told_with_both_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = variant(decode={"context": [8], "new_tokens": 4}, rounds=1)
     monkeypatch.setattr(cost, "cache_bytes", lambda *_: 100)
@@ -357,18 +486,117 @@ def test_the_check_is_without_dropout_and_a_copy_stays_tied() -> None:
 # --- Memory -----------------------------------------------------------------------------------------------------------
 
 
+def test_live_bytes_are_those_of_storages_while_they_live() -> None:
+    before = torch.zeros(250)  # 1000 bytes
+    with live.LiveBytes() as counted:
+        assert counted.now == 0
+        a = before + 1
+        assert counted.now == 2000, "what was there counts once it is used"
+        assert counted.made == 1000
+        b = a.view(10, 25)[2:]
+        assert counted.now == 2000, "a view holds nothing of its own"
+        c = b.double()
+        assert counted.now == 2000 + 8 * 200
+        del a, c
+        assert counted.now == 2000, "the view keeps all of what it looks at"
+        del b
+        assert counted.now == 1000
+        before.mul_(2)
+    assert (counted.now, counted.peak) == (1000, 3600)
+
+
+def test_what_backward_needs_lives_until_then() -> None:
+    x = torch.ones(10, requires_grad=True)
+    with live.LiveBytes([x]) as counted:
+        y = x.exp().exp().sum()
+        assert counted.now == 3 * 40 + 4, "both results of exp, which nobody but autograd holds"
+        y.backward()
+        assert counted.now == 40 + 4 + 40, "the leaf, the sum and a gradient"
+
+
+def test_a_training_step_by_hand() -> None:
+    model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 2, bias=False))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=True)
+
+    def step(part: Any) -> None:
+        with part("data"):
+            x = torch.ones(3, 4)
+        for _ in range(2):  # cut in two pieces, of which one counts
+            with part("forward"):
+                loss = model(x).square().sum()
+            with part("backward"):
+                loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = live.training_split(model, step)
+    weights = 4 * (4 * 8 + 8 * 2)
+    kept = 4 * (3 * 8 + 3 * 2 + 1)  # what relu gave, what is squared, and the loss
+    state = 2 * weights + 2 * 4  # two moments, and a count of steps for each weight
+    assert found.pop("peak_live_bytes") in range(2 * weights + state, 2 * weights + state + 3 * kept + 4 * 12)
+    assert found == {"parameter_bytes": weights, "gradient_bytes": weights, "activation_bytes": kept}
+
+
+def test_activations_grow_with_the_batch_and_nothing_else_does() -> None:
+    one, two = (split_of(batch_tokens=tokens) for tokens in (64, 128))
+    assert two["activation_bytes"] == pytest.approx(2 * one["activation_bytes"], rel=0.01)
+    halved = split_of(batch_tokens=128, accumulate=2)
+    assert halved["activation_bytes"] == pytest.approx(one["activation_bytes"], rel=0.01)
+    for column in ("parameter_bytes", "gradient_bytes"):
+        assert one[column] == two[column] == halved[column]
+
+
+def split_of(**recipe: int) -> dict[str, int]:
+    settings = variant({"tie_embeddings": True})
+    recipe = settings.train.model_copy(update=recipe)
+    corpus, model = settings.data.corpus(), build(settings.model)
+    learner = Learner.of(model, recipe)
+    batch = Batches.of(corpus, recipe, 0, objective_of(settings.model, corpus.vocab_size)).batch(1)
+    with live.aside(model):
+        found = live.training_split(model, lambda part: learner.update(batch, 0.0, part))
+    weights = 4 * cost.cost(settings.model, 32).params_total
+    assert found["parameter_bytes"] == found["gradient_bytes"] == weights, "a tied weight counts once"
+    _, state = state_of(learner.optimizer)
+    assert found["peak_live_bytes"] >= 2 * weights + state
+    return found
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
+def test_measuring_memory_leaves_no_trace(optimizer: str) -> None:
+    settings = resolved(
+        typed(
+            {
+                "model": MODEL
+                | {"norm": "batch_norm", "feed_forward": {"name": "moe", "balance": "bias"}, "dropout": 0.1},
+                "train": {"steps": 1, "batch_tokens": 64, "optimizer": optimizer},
+                "data": {"name": "random_tokens", "vocab_size": 32},
+                "profile": {},
+            }
+        )
+    )
+    model = build(settings.model).eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    with live.aside(model):
+        learner = Learner.of(model, settings.train)
+        corpus = settings.data.corpus()
+        batch = Batches.of(corpus, settings.train, 0, objective_of(settings.model, 32)).batch(1)
+        live.training_split(model, lambda part: learner.update(batch, 0.0, part))
+    assert not model.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])] == []
+    assert all(p.grad is None for p in model.parameters())
+
+
 def test_a_peak_below_weights_and_optimizer_state_is_an_error() -> None:
-    assert memory.implausible(150, 100, 50) is None
-    assert memory.implausible(None, 100, 50) is None
-    wrong = memory.implausible(149, 100, 50)
-    assert wrong is not None
-    assert "149" in wrong
-    assert "150" in wrong
-
-
-def test_tied_weights_take_their_bytes_once() -> None:
-    plain, tied = (build(variant({"tie_embeddings": tie}).model) for tie in (False, True))
-    assert memory.weight_bytes(plain) - memory.weight_bytes(tied) == 4 * 32 * 32
+    known = {"parameter_bytes": 100, "optimizer_state_bytes": 50}
+    fine = {"peak_allocated_bytes": None, "peak_rss_bytes": 150, "peak_live_bytes": 150}
+    assert list(memory.implausible(known | fine)) == []
+    for name in ("peak_allocated_bytes", "peak_rss_bytes", "peak_live_bytes"):
+        assert list(memory.implausible(known | fine | {name: 149})) == [
+            f"{name} of 149 is less than the 150 bytes of weights and optimizer state"
+        ]
+    assert list(memory.implausible(known | fine | {"peak_allocated_bytes": 150, "peak_rss_bytes": 10})) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process reset its peak")
@@ -497,6 +725,14 @@ def test_kernels_are_those_that_ran() -> None:
     inputs = {"input_ids": prompts(1, 16), "decoder_input_ids": prompts(1, 8)}
     assert {flash, f"{flash}_backward"} <= set(kernels.training_kernels(both, inputs, "fp32"))
     assert flash in kernels.decoding_kernels(both, prompts(1, 16))
+
+
+@pytest.mark.parametrize("path", ["absorbed", "expanded"])
+def test_the_way_in_which_a_latent_was_read_is_told(path: str) -> None:
+    model = build(variant({"attention": {"name": "mla", "decode": path}}).model)
+    ran = kernels.decoding_kernels(model, prompts(1, 16))
+    assert [name for name in ran if name.startswith("path ")] == [f"path {path}"]
+    assert not [name for name in kernels.decoding_kernels(build(variant().model), prompts(1, 16)) if "path" in name]
 
 
 def test_asking_for_kernels_moves_no_running_statistics() -> None:

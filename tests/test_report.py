@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from ablate.report import write_report
+from ablate.report.conditions import attention_kernels
 from ablate.report.text import escape, table
 from ablate.results import Results
 from ablate.schema import CURVES, PROFILES, TRIALS
@@ -116,6 +118,7 @@ def golden_results() -> Results:
                 "ablate": "0.1.0",
             }
             row |= {"ablate": "0.1.0", "git_commit": "abc123", "git_dirty": True}
+            row |= {"parameter_bytes": 4000, "activation_bytes": 2**20, "peak_live_bytes": 3 * 2**20}
     rows[-3] |= {"precision": "bf16"}
     sizes = {"baseline": 512, "gqa": 128, "tie": 128}
     variants = [
@@ -124,6 +127,8 @@ def golden_results() -> Results:
             range(1) if name in ("1e5", "00012") else range(3),
             ("block", "norm") if name in ("1e5", "00012") else ("attention",),
             kv_cache_bytes_by_tokens=[[n, sizes.get(name, 512) * n] for n in (0, 1, 64, 1024)],
+            kv_cache_bytes_by_devices={str(n): None if n > 4 else sizes.get(name, 512) * 1024 // n for n in (1, 2, 8)},
+            kv_cache_equals_weights_at_tokens={"gqa": 32, "tie": None}.get(name, 8),
             notes=["final norm: yes"],
         )
         for name in dict.fromkeys(row["variant"] for row in rows)
@@ -576,6 +581,24 @@ def test_a_long_cache_curve_has_few_markers(tmp_path: Path) -> None:
     picture = (tmp_path / "plots" / "1-cache.svg").read_text(encoding="utf-8")
     # Ticks are drawn in the same way.
     assert picture.count("<use ") < len(sizes) / 2
+
+
+def test_kernels_are_told_with_the_way_that_was_taken() -> None:
+    ran = json.dumps({"train": ["mm"], "decode": ["_scaled_dot_product_flash", "mm", "path absorbed"]})
+    assert attention_kernels(ran) == "train: unfused; decode: unfused"
+    ran = ran.replace("flash", "flash_attention")
+    assert attention_kernels(ran) == "train: unfused; decode: flash_attention"
+    assert attention_kernels(ran, paths=True) == "train: unfused; decode: flash_attention, path absorbed"
+
+
+def test_single_values_are_in_no_table(plain_text: Any) -> None:
+    cell = {"trial_id": "baseline-0", "phase": "train", "batch": 4, "context": 16, "spread": None}
+    series = [{**cell, "metric": "step_seconds", "value": 1.0, "sample": n} for n in (1, 2)]
+    median = {**cell, "metric": "step_seconds_p50", "value": 1.0, "sample": None}
+    text = section(plain_text(results([trial("baseline", 0, 2.5)], profiles=[*series, median])), "Profiles")
+    ((heads, *rows),) = tables_of(text)
+    assert heads == ["variant", "batch", "context", "step, median ↓ (ms)", "n"]
+    assert rows == [["baseline", "4", "16", "1,000", "1"]]
 
 
 def test_profiles_give_median_and_spread(plain_text: Any) -> None:

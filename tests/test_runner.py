@@ -151,8 +151,11 @@ def test_a_new_profile_profiles_and_trains_nothing(tmp_path: Path) -> None:
     assert after.trials["step_seconds_p50"].equals(before.trials["step_seconds_p50"]), "training was measured anew"
     assert after.trials["started_at"].equals(before.trials["started_at"])
     assert list(after.trials["attempts"]) == [2]
-    assert set(before.profiles["context"]) == {8}
-    assert set(after.profiles["context"]) == {4}
+    old, new = (each.profiles.set_index("phase") for each in (before, after))
+    assert set(old.loc["decode", "context"]) == {8}
+    assert set(new.loc["decode", "context"]) == {4}
+    assert new.loc["train"].equals(old.loc["train"]), "what was measured in training stays"
+    assert new.loc["train", "sample"].notna().any()
     assert after.curves.equals(before.curves)
 
 

@@ -134,6 +134,11 @@ def test_columns_are_those_of_the_record(done: Parent) -> None:
     assert {name: done.columns[name] for name in expected} == expected
     assert done.columns["best_val_loss"] <= done.columns["val_loss"]
     assert done.columns["peak_rss_bytes"] > 2**20
+    weights = 4 * cost.cost(typed(job().settings).model, 16).params_total
+    assert done.columns["parameter_bytes"] == done.columns["gradient_bytes"] == weights
+    assert 2 * weights < done.columns["optimizer_state_bytes"] < 2.1 * weights
+    assert 4 * weights < done.columns["peak_live_bytes"] < done.columns["peak_rss_bytes"]
+    assert done.columns["activation_bytes"] > 4 * 64 * 16 * 4
     assert done.columns["startup_seconds"] > 0
     assert done.columns["eval_seconds"] > 0
     assert len(done.columns["batch_order_hash"]) == 64
@@ -171,7 +176,13 @@ def test_points_are_sent_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_profiles_are_rows_of_cells(done: Parent) -> None:
     rows = done.table("profiles")
-    assert {(r["phase"], r["batch"], r["context"]) for r in rows} == {("prefill", 1, 8), ("decode", 1, 8)}
+    cells = {("train", 4, 16), ("prefill", 1, 8), ("decode", 1, 8)}
+    assert {(r["phase"], r["batch"], r["context"]) for r in rows} == cells
+    steps = [r["value"] for r in rows if r["metric"] == "step_seconds"]
+    assert [r["sample"] for r in rows if r["metric"] == "step_seconds"] == [4, 5, 6, 7, 8]
+    (summary,) = (r for r in rows if r["metric"] == "step_seconds_p50")
+    assert summary["value"] == done.columns["step_seconds_p50"] == sorted(steps)[2]
+    assert summary["sample"] is None
     settings = typed(job().settings).model
     assert done.columns["kv_cache_bytes_measured"] == cost.cache_bytes(settings, 1, 12, "fp32")
 
@@ -206,7 +217,7 @@ def test_an_encoder_is_ok_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> No
     assert parent.columns["tokens"] == 8 * 64, "all that is read, not the eighth that is told"
     assert parent.columns["prefill_tokens_per_second"] > 0
     assert not {name for name in parent.columns if "decode" in name or "kv_cache" in name}
-    assert {row["phase"] for row in parent.table("profiles")} == {"prefill"}
+    assert {row["phase"] for row in parent.table("profiles")} == {"train", "prefill"}
     assert list(json.loads(parent.columns["kernels"])) == ["train"]
 
 
@@ -232,7 +243,7 @@ def test_without_decode_nothing_is_decoded(monkeypatch: pytest.MonkeyPatch) -> N
     parent = performed(job(profile={}))
     assert parent.outcome == ("ok", "profile", "")
     assert "kv_cache_bytes_measured" not in parent.columns
-    assert parent.of("profiles") == []
+    assert {row["phase"] for row in parent.table("profiles")} == {"train"}
     assert list(json.loads(parent.columns["kernels"])) == ["train"]
 
 
@@ -284,7 +295,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "peak_rss_bytes", lambda: 10)
     status, _, reason = performed(job()).outcome
     assert status == "incomplete"
-    assert "peak memory of 10 bytes" in reason
+    assert "peak_rss_bytes of 10 is less" in reason
 
 
 def test_what_is_not_finite_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ A choice's module is called as `module(x, position, start, mask, cache, memory)`
   tokens' entries and attends to everything in it;
 * `memory` is `(B, S, D)` where the module was built for a shape that is `cross`: the tokens of the other sequence,
   which `mask` is then about. With a cache it is read at the first call alone, and may be None later.
+
+A module with several ways to the same result says in `module.path` which one it took last.
 """
 
 from __future__ import annotations
@@ -80,6 +82,26 @@ class AttentionChoice(Choice):
     def cache_elements(self, shape: Shape, tokens: int) -> int | None:
         """Numbers that one layer keeps for one sequence of `tokens` tokens. None where the choice does not say."""
         return None
+
+    def cache_elements_per_device(self, shape: Shape, tokens: int, devices: int) -> int | None:
+        """Of these the numbers on the fullest of so many devices that share the heads among them.
+
+        None where the choice does not say, or the heads do not come out even.
+        """
+        return None
+
+
+def share_of_heads(elements: int | None, n_heads: int, n_kv_heads: int, devices: int) -> int | None:
+    """Of `elements` numbers, as many of each key/value head, those on the fullest of `devices`.
+
+    Each device gets n_heads / devices query heads, one after the other, and a copy of every key/value head that they
+    read. None where the query heads do not come out even.
+    """
+    if elements is None or n_heads % devices:
+        return None
+    share, group = n_heads // devices, n_heads // n_kv_heads
+    fullest = max((first + share - 1) // group - first // group + 1 for first in range(0, n_heads, share))
+    return elements * fullest // n_kv_heads
 
 
 def visible_keys(tokens: int, causal: bool, window: int | None = None, chunk: int | None = None) -> float:

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ablate.attention import AttentionChoice, even_head_dim, visible_keys
+from ablate.attention import AttentionChoice, even_head_dim, share_of_heads, visible_keys
 from ablate.attention._same import outputs
 from ablate.attention._scores import Scoring, attend
 from ablate.cache import Cache
@@ -249,6 +249,10 @@ class GroupedChoice(AttentionChoice):
         """A key and a value for each key/value head and token, as far back as one can be seen again."""
         kept = min(tokens, _reach(self.window, self.chunk) or tokens)
         return 2 * self.kv_heads(shape) * self.rotary_dim(shape) * kept
+
+    def cache_elements_per_device(self, shape: Shape, tokens: int, devices: int) -> int | None:
+        """Those of the key/value heads that the device's query heads read."""
+        return share_of_heads(self.cache_elements(shape, tokens), shape.n_heads, self.kv_heads(shape), devices)
 
 
 def kernel_faults(kernel: Kernel | None, softcap: float | None, shape: Shape) -> list[SettingsError]:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from ablate.attention import AttentionChoice, even_head_dim, visible_keys
+from ablate.attention import AttentionChoice, even_head_dim, share_of_heads, visible_keys
 from ablate.attention._state import State
 from ablate.choice import Real, SettingsError, Shape, Size
 from ablate.linear import PackedLinear
@@ -183,3 +183,7 @@ class Config(AttentionChoice):
         """The state: a matrix and a vector for each head, however many tokens."""
         width = self.rotary_dim(shape)
         return shape.n_heads * (width + 1) * width
+
+    def cache_elements_per_device(self, shape: Shape, tokens: int, devices: int) -> int | None:
+        """The state of the device's own heads."""
+        return share_of_heads(self.cache_elements(shape, tokens), shape.n_heads, shape.n_heads, devices)

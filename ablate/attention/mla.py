@@ -50,6 +50,7 @@ class LatentAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.n_heads, self.rank, self.decode = n_heads, kv_lora_rank, decode
+        self.path = ""
         self.nope, self.rope, self.v_dim = qk_nope_head_dim, qk_rope_head_dim, v_head_dim
         self.dropout, self.cross = dropout, cross
         width = qk_nope_head_dim + qk_rope_head_dim
@@ -87,7 +88,8 @@ class LatentAttention(nn.Module):
         q = self.q_up(self.q_norm(q)).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
         q = torch.cat([q[..., : self.nope], position.rotate(q[..., self.nope :], start)], dim=-1)
         bias = position.bias(q, entries, start, 0, self.scoring.scale)
-        attention = self._expanded if first or self.decode == "expanded" else self._absorbed
+        self.path = "expanded" if first else self.decode
+        attention = self._expanded if self.path == "expanded" else self._absorbed
         y = attention(q, entries, start, bias, mask)
         out: Tensor = self.out(y.transpose(1, 2).flatten(2))
         return out
@@ -227,6 +229,10 @@ class Config(AttentionChoice):
         """One latent and one rotated key part a token."""
         rank, _, rope, _ = self._widths(shape)
         return (rank + rope) * tokens
+
+    def cache_elements_per_device(self, shape: Shape, tokens: int, devices: int) -> int | None:
+        """All of it: every head reads the same latent."""
+        return None if shape.n_heads % devices else self.cache_elements(shape, tokens)
 
     def _matrix_elements(self, shape: Shape) -> tuple[int, int]:
         """Of the matrices that queries and outputs go through, and of those of keys and values."""

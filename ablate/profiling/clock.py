@@ -14,6 +14,12 @@ import torch
 SETTLE_AT = 256
 """Steps whose marks are kept before they are turned into seconds."""
 
+WINDOW_STEPS = 10
+"""A window over which a speed is taken has at least so many steps, where there are so many."""
+
+MOST_SAMPLES = 10_000
+"""Of a longer series only every second, third, … value is kept."""
+
 
 @dataclass(frozen=True)
 class Clock:
@@ -45,33 +51,50 @@ def warmup_steps(steps: int) -> int:
 
 
 class StepTimer:
-    """Seconds of each step after the first `warmup` ones. What happens between the steps is not in them."""
+    """Seconds of each step after the first `warmup` ones, and of its parts. What is between the steps is in none."""
 
     def __init__(self, warmup: int, clock: Clock, warm: Callable[[], None] = lambda: None) -> None:
         self.clock, self._left, self._warm = clock, warmup, warm
-        self._seconds: list[float] = []
-        self._pending: list[tuple[Any, Any]] = []
+        self._seconds: list[dict[str, float]] = []
+        self._pending: list[list[tuple[str, Any, Any]]] = []
+        self._spans: list[tuple[str, Any, Any]] = []
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Around one step; calls `warm` once before the first that is timed."""
         if self._left == 0:
             self._warm()
-        start = self.clock.mark()
-        yield
+        self._spans = []
+        with self.part("step"):
+            yield
         if self._left <= 0:
-            self._pending.append((start, self.clock.mark()))
+            self._pending.append(self._spans)
         self._left -= 1
         if len(self._pending) >= SETTLE_AT:
             self._settle()
 
-    def seconds(self) -> list[float]:
-        """All timed steps."""
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Around a part of a step, which may have several of the same name. Nothing waits: the device is only asked."""
+        if self._left > 0:
+            yield
+            return
+        first = self.clock.mark()
+        yield
+        self._spans.append((name, first, self.clock.mark()))
+
+    def seconds(self) -> dict[str, list[float]]:
+        """Of every timed step and of its parts, by name; a part that a step does not have took no time of it."""
         self._settle()
-        return list(self._seconds)
+        names = dict.fromkeys(name for step in self._seconds for name in step)
+        return {name: [step.get(name, 0.0) for step in self._seconds] for name in names}
 
     def _settle(self) -> None:
-        self._seconds += [self.clock.seconds(first, last) for first, last in self._pending]
+        for spans in self._pending:
+            step: dict[str, float] = {}
+            for name, first, last in spans:
+                step[name] = step.get(name, 0.0) + self.clock.seconds(first, last)
+            self._seconds.append(step)
         self._pending.clear()
 
 
@@ -85,13 +108,33 @@ def spread(values: Sequence[float]) -> float | None:
     return percentile(values, 90) - percentile(values, 10) if len(values) > 1 else None
 
 
+def percentiles(metric: str, values: Sequence[float]) -> dict[str, float]:
+    """The columns `…_p10`, `…_p50` and `…_p90` of a metric."""
+    return {f"{metric}_p{percent}": percentile(values, percent) for percent in (10, 50, 90)}
+
+
 def speeds(seconds: Sequence[float], tokens: int) -> dict[str, float]:
-    """Columns for steps of `tokens` tokens each: all tokens by all seconds, and percentiles over steps."""
+    """Columns for steps of `tokens` tokens each: all tokens by all seconds, and percentiles over steps and windows."""
     if not seconds:
         return {}
-    rates = [tokens / each for each in seconds]
-    columns = {"train_tokens_per_second": tokens * len(seconds) / sum(seconds)}
-    for percent in (10, 50, 90):
-        columns[f"train_tokens_per_second_p{percent}"] = percentile(rates, percent)
-        columns[f"step_seconds_p{percent}"] = percentile(seconds, percent)
-    return columns
+    return {
+        "train_tokens_per_second": tokens * len(seconds) / sum(seconds),
+        **percentiles("train_tokens_per_second", [tokens / each for each in seconds]),
+        **percentiles("window_tokens_per_second", windows(seconds, tokens)),
+        **percentiles("step_seconds", seconds),
+    }
+
+
+def windows(seconds: Sequence[float], tokens: int) -> list[float]:
+    """Tokens a second over windows of steps on end, all nearly equally long: all tokens by all seconds of each."""
+    cut = np.array_split(np.asarray(seconds), max(1, len(seconds) // WINDOW_STEPS))
+    return [tokens * len(window) / float(window.sum()) for window in cut if len(window)]
+
+
+def samples(metric: str, values: Sequence[float], first: int = 1) -> list[dict[str, Any]]:
+    """Rows of `profiles` with every single value, numbered from `first`; of very many an even selection."""
+    every = -(-len(values) // MOST_SAMPLES) or 1
+    return [
+        {"metric": metric, "value": value, "spread": None, "sample": first + place}
+        for place, value in list(enumerate(values))[::every]
+    ]

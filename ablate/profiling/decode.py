@@ -4,6 +4,9 @@ Prefill is the time to the first token. Decoding n tokens takes n - 1 further st
 token. The last token is fed as well, outside the time, so that the cache ends with all of them in it. Making room for
 the cache is outside the time too.
 
+The cache is measured in three ways that must agree: by the formula, by its live tensors, and by what memory holds after
+a generation that it did not hold before, so that nothing is kept elsewhere.
+
 A decoder goes on where its prompt ends. An encoder-decoder's prompt is its source: prefill is the encoder's pass over
 it and the decoder's first step, from the start token. An encoder has no more than a prefill, its forward pass.
 """
@@ -11,6 +14,7 @@ it and the decoder's first step, from the start token. An encoder has no more th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -22,6 +26,7 @@ from ablate import cost
 from ablate.model import Transformer, build
 from ablate.objectives import special_token
 from ablate.profiling.clock import Clock, spread
+from ablate.profiling.live import LiveBytes
 from ablate.settings import DecodeSettings, ModelSettings, ProfileSettings, VariantSettings
 
 TOLERANCE = 1e-4
@@ -111,7 +116,9 @@ def profile(model: Transformer, settings: ProfileSettings, precision: str, promp
             values |= _decode(runs, batch)
             tokens, source_tokens = cached(model.settings, context, new_tokens)
             promised = cost.cache_bytes(model.settings, batch, tokens, precision, source_tokens)
-            found.problems += _broken_promise(promised, runs[-1].written_bytes, batch, context + new_tokens)
+            held = held_bytes(model, prompts(batch, context), new_tokens)
+            values["kv_cache_bytes_held"] = (held, None)
+            found.problems += _disagreement(promised, runs[-1], held, f"{batch} x {context + new_tokens}")
         for metric, (value, width) in values.items():
             cell = {"phase": phase, "batch": batch, "context": context}
             found.rows.append({**cell, "metric": metric, "value": value, "spread": width})
@@ -178,10 +185,46 @@ def _decode(runs: list[Generation], batch: int) -> Values:
     return values
 
 
-def _broken_promise(promised: int | None, written: int, batch: int, tokens: int) -> list[str]:
-    if promised is None or promised == written:
-        return []
-    return [f"the cache of {batch} x {tokens} tokens holds {written} bytes, not the {promised} that were promised"]
+def _disagreement(promised: int | None, run: Generation, held: int, tokens: str) -> Iterator[str]:
+    written, allocated = run.written_bytes, run.allocated_bytes
+    if promised not in (None, written):
+        yield f"the cache of {tokens} tokens holds {written} bytes, not the {promised} that were promised"
+    if held != allocated:
+        yield f"{held} bytes stay in memory for {tokens} tokens, not the {allocated} that the cache has room for"
+
+
+@torch.no_grad()
+def held_bytes(model: Transformer, prompt: Tensor, new_tokens: int) -> int:
+    """Bytes that continuing `prompt` `(B, T)` leaves in memory as long as its cache lives.
+
+    On a GPU as the allocator counts what it was asked for, elsewhere by the live tensors. What modules keep of their
+    last pass, whatever it was, is not of the cache.
+    """
+
+    def generated(tokens: Tensor, n: int) -> Any:
+        writer = Writer(model, tokens, n)
+        writer.read()
+        for _ in range(n):
+            writer.write(prompt[:, :1])
+        return writer.cache
+
+    with _byte_counter(prompt.device) as count:
+        generated(prompt[:, :1], 1)
+        before = count()
+        cache = generated(prompt, new_tokens)
+        held: int = count() - before
+        del cache
+    return held
+
+
+@contextmanager
+def _byte_counter(device: torch.device) -> Iterator[Callable[[], int]]:
+    """What tells the bytes in memory; on a CPU those of the tensors made since."""
+    if device.type == "cuda":
+        yield lambda: int(torch.cuda.memory_stats(device)["requested_bytes.all.current"])
+        return
+    with LiveBytes() as live:
+        yield lambda: live.made
 
 
 # --- Whether the cache is right ---------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ablate.model import Transformer
 from ablate.profiling.decode import Writer
+from ablate.profiling.live import aside
 
 TELLING = ("attention", "softmax", "mm", "rnn")
 """Parts of the names of the operators that mixers and experts are made of."""
@@ -39,7 +40,6 @@ def kernels_of(work: Callable[[], Any]) -> list[str]:
 
 def training_kernels(model: nn.Module, inputs: dict[str, torch.Tensor], precision: str) -> list[str]:
     """Those of a forward and a backward pass in training mode. Gradients, buffers, random numbers stay as they were."""
-    before = [buffer.clone() for buffer in model.buffers()]
     device = next(model.parameters()).device
 
     def work() -> None:
@@ -47,21 +47,19 @@ def training_kernels(model: nn.Module, inputs: dict[str, torch.Tensor], precisio
             logits = model(**inputs)
         logits.float().square().mean().backward()
 
-    was_training = model.training
-    model.train()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        found = kernels_of(work)
-    model.train(was_training)
-    model.zero_grad(set_to_none=True)
-    for buffer, value in zip(model.buffers(), before, strict=True):
-        buffer.copy_(value)
-    return found
+    with aside(model):
+        return kernels_of(work)
 
 
 def decoding_kernels(model: Transformer, prompt: torch.Tensor) -> list[str]:
-    """Those of one token after a `prompt` `(B, T)`, in evaluation mode, with a cache."""
+    """Those of one token after a `prompt` `(B, T)`, in evaluation mode, with a cache.
+
+    After them `path …`, where a module says which of several ways it took.
+    """
     model.eval()
     with torch.no_grad():  # in inference mode operators arrive here whole, before a kernel is chosen for them
         writer = Writer(model, prompt, new_tokens=1)
         writer.read()
-        return kernels_of(lambda: writer.write(prompt[:, -1:]))
+        ran = kernels_of(lambda: writer.write(prompt[:, -1:]))
+    taken = {f"path {path}" for module in model.modules() if (path := getattr(module, "path", ""))}
+    return [*ran, *sorted(taken)]

@@ -1,4 +1,4 @@
-"""Memory of this process: three numbers that are never mixed, each None where it cannot be had.
+"""Memory of this process: numbers that are never mixed, each None where it cannot be had.
 
 On a GPU, what tensors take (`peak_allocated_bytes`), what the allocator holds (`peak_reserved_bytes`) and what anybody
 uses of the device (`device_used_bytes`). Everywhere the largest resident set (`peak_rss_bytes`), with the interpreter
@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import platform
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
-from torch import nn
 
 
 def reset_peak_rss() -> None:
@@ -67,17 +68,15 @@ def allocator_facts(device: torch.device) -> dict[str, float]:
     }
 
 
-def weight_bytes(model: nn.Module) -> int:
-    """Bytes of all parameters; a tied one counts once."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-
-
-def implausible(peak: int | None, weights: int, optimizer_state: int) -> str | None:
-    """Why a measured peak cannot be right: it must hold at least the weights and what the optimizer keeps."""
-    floor = weights + optimizer_state
-    if peak is None or peak >= floor:
-        return None
-    return f"measured peak memory of {peak} bytes is less than the {floor} bytes of weights and optimizer state"
+def implausible(columns: Mapping[str, Any]) -> Iterator[str]:
+    """Why measured peaks cannot be right: each must hold at least the weights and what the optimizer keeps."""
+    floor = columns["parameter_bytes"] + columns["optimizer_state_bytes"]
+    for name in ("peak_allocated_bytes", "peak_rss_bytes", "peak_live_bytes"):
+        peak = columns.get(name)
+        # Beside a GPU the process's own memory holds neither.
+        if peak is None or peak >= floor or (name == "peak_rss_bytes" and columns.get("peak_allocated_bytes")):
+            continue
+        yield f"{name} of {peak} is less than the {floor} bytes of weights and optimizer state"
 
 
 # --- A limit ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,17 @@ from typing import Any
 import torch
 
 from ablate.profiling import memory
-from ablate.profiling.clock import StepTimer, clock_for, speeds, warmup_steps
+from ablate.profiling.clock import (
+    StepTimer,
+    clock_for,
+    percentile,
+    percentiles,
+    samples,
+    speeds,
+    spread,
+    warmup_steps,
+    windows,
+)
 from ablate.profiling.device import EnergyMeter
 from ablate.settings import TrainSettings
 
@@ -35,7 +45,9 @@ class Watch:
         points: Points,
     ) -> None:
         self.recipe, self.device, self.begin, self.phase, self.points = recipe, device, begin, phase, points
-        self.timer = StepTimer(warmup_steps(recipe.n_steps), clock_for(device), self._warm)
+        self.warmup = warmup_steps(recipe.n_steps)
+        self.timer = StepTimer(self.warmup, clock_for(device), self._warm)
+        self.part = self.timer.part
         self.startup_seconds: float | None = None
         self.eval_seconds = 0.0
         self._meter = EnergyMeter(device)
@@ -67,13 +79,33 @@ class Watch:
     def columns(self) -> dict[str, Any]:
         """Everything measured, for the trial's row."""
         seconds = self.timer.seconds()
-        return {
+        steps = seconds.pop("step", [])
+        columns = {
             "startup_seconds": self.startup_seconds,
             "eval_seconds": self.eval_seconds,
-            "energy_joules_per_token": self._joules_per_token(len(seconds)),
-            **speeds(seconds, self.recipe.batch_tokens),
+            "compile_seconds": compile_seconds(),
+            "energy_joules_per_token": self._joules_per_token(len(steps)),
+            **speeds(steps, self.recipe.batch_tokens),
             **memory.peaks(self.device),
         }
+        for part, each in seconds.items():
+            columns |= percentiles(f"{part}_seconds", each)
+        return columns
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of `profiles`: the median of each series with its spread, and the series itself.
+
+        Steps and their parts have the number of the step, windows their own.
+        """
+        seconds = self.timer.seconds()
+        series = {f"{part}_seconds": (each, self.warmup + 1) for part, each in seconds.items()}
+        if steps := seconds.get("step"):
+            series["window_tokens_per_second"] = windows(steps, self.recipe.batch_tokens), 1
+        found = []
+        for metric, (values, first) in series.items():
+            found.append({"metric": f"{metric}_p50", "value": percentile(values, 50), "spread": spread(values)})
+            found += samples(metric, values, first)
+        return found
 
     def _warm(self) -> None:
         """From here on steps count."""
@@ -87,3 +119,12 @@ class Watch:
         if self._joules is None or now is None or steps == 0:
             return None
         return (now - self._joules) / (steps * self.recipe.batch_tokens)
+
+
+def compile_seconds() -> float | None:
+    """Time that torch.compile has taken in this process so far; None where it compiled nothing."""
+    from torch._dynamo.utils import compile_times
+
+    names, seconds = compile_times("csv", aggregate=True)
+    taken = {str(name): float(str(each)) for name, each in zip(names, seconds, strict=True)}
+    return taken.get("_compile.compile_inner")

@@ -9,7 +9,15 @@ from pathlib import Path
 
 from ablate.report import appendix, conditions
 from ablate.report import summary as first_page
-from ablate.report.comparison import Comparison, comparisons, cost_table, footnotes, quality_table
+from ablate.report.comparison import (
+    Comparison,
+    cache_table,
+    comparisons,
+    cost_table,
+    footnotes,
+    memory_table,
+    quality_table,
+)
 from ablate.report.evidence import Evidence, evidence_of
 from ablate.report.plots import Plot, plots_of
 from ablate.report.text import escape
@@ -63,7 +71,8 @@ def _comparison_sections(evidence: Evidence, files: dict[str, bytes]) -> Iterato
 
 def _tables(comparison: Comparison) -> list[str]:
     cost = cost_table(comparison)
-    parts = [quality_table(comparison), cost or "Speed and memory: no data.", "\n\n".join(footnotes(comparison))]
+    measured = [cost or "Speed and memory: no data.", memory_table(comparison), cache_table(comparison)]
+    parts = [quality_table(comparison), *measured, "\n\n".join(footnotes(comparison))]
     return [part for part in parts if part]
 
 

@@ -27,9 +27,14 @@ DEFINITIONS = """## What the numbers mean
 - FLOPs per token: matrix products only, of one forward pass at the training length; causal attention counts
   (T+1)/2 keys a query, experts only where active, the output head is in, lookups are 0.
 - KV cache, bytes per token: the slope of the cache's size at full length; 0 for a state of fixed size.
-- tokens/s: all tokens of the timed steps divided by their total time, evaluation and compilation left out.
+- tokens/s: all tokens of the timed steps divided by their total time, evaluation and compilation left out. Windows:
+  the same over at least 10 steps on end. Data wait, forward, backward and optimizer are parts of a step.
 - peak allocated, peak reserved, device used: what tensors held, what the allocator held, what the driver saw.
-  peak RSS: the largest resident memory of the trial's own process."""
+  peak RSS: the largest resident memory of the trial's own process.
+- peak of live tensors: the most bytes that tensors held at once in a training step after training, as operators end.
+  Activations: what its forward pass left for the backward pass, logits and loss among it.
+- KV cache in memory: what stayed in memory after decoding in the first cell of the profile. On each of n devices: of a
+  full-length sequence, where devices share the query heads and a key/value head is copied to all that read it."""
 
 
 # --- Profiles ---------------------------------------------------------------------------------------------------------

@@ -43,6 +43,19 @@ COST = [
     )
 ]
 
+MEMORY = [
+    METRICS[name]
+    for name in (
+        "peak_live_bytes",
+        "parameter_bytes",
+        "gradient_bytes",
+        "optimizer_state_bytes",
+        "activation_bytes",
+        "kv_cache_bytes_held",
+    )
+]
+EQUALS_WEIGHTS = METRICS["kv_cache_equals_weights_at_tokens"]
+
 TOLERANCE = 0.02
 UNEQUAL = "†"
 FEWER = "‡"
@@ -214,6 +227,35 @@ def cost_table(comparison: Comparison) -> str:
     if _is_known(comparison.variants, CACHE_MEASURED):
         columns.append(_exact_column(comparison.variants, comparison.baseline, CACHE_MEASURED))
     return _table(comparison.variants, columns)
+
+
+def memory_table(comparison: Comparison) -> str:
+    """What a training step held and for what, and the cache after decoding; empty where nothing was measured."""
+    known = [metric for metric in MEMORY if _is_known(comparison.variants, metric)]
+    columns: list[tuple[str, Cell]] = [("variant", _name_cell)]
+    columns += [_exact_column(comparison.variants, comparison.baseline, metric) for metric in known]
+    return _table(comparison.variants, columns) if known else ""
+
+
+def cache_table(comparison: Comparison) -> str:
+    """When a sequence's cache weighs as much as the model, and each device's part of it; empty where no plan says."""
+    variants = comparison.variants
+    devices = list(dict.fromkeys(n for each in variants for n in each.facts.get("kv_cache_bytes_by_devices", {})))
+    if not devices:
+        return ""
+    columns: list[tuple[str, Cell]] = [
+        ("variant", _name_cell),
+        _exact_column(variants, comparison.baseline, EQUALS_WEIGHTS),
+    ]
+    columns += [_device_column(n) for n in devices]
+    return _table(variants, columns)
+
+
+def _device_column(devices: str) -> tuple[str, Cell]:
+    def cell(variant: Variant) -> str:
+        return number(variant.facts.get("kv_cache_bytes_by_devices", {}).get(devices), CACHE)
+
+    return f"KV cache on each of {devices} (bytes)", cell
 
 
 def _is_known(variants: Sequence[Variant], metric: Metric) -> bool:

@@ -227,13 +227,17 @@ def _differing(evidence: Evidence, column: str, label: str) -> Iterator[str]:
         yield f"Not the same {label} in all trials, compare with care: {listed}."
 
 
-def attention_kernels(kernels: str) -> str:
-    """The fused attention kernels that ran in each phase, from the row's JSON, or that there was none."""
+def attention_kernels(kernels: str, *, paths: bool = False) -> str:
+    """The fused attention kernels that ran in each phase, from the row's JSON, or that there was none.
+
+    With `paths` also which of several ways to its result an attention took.
+    """
     parts = []
     for phase, names in sorted(json.loads(kernels).items(), reverse=True):
         fused = [name for name in names if "attention" in name and "backward" not in name]
-        words = ", ".join(name.removeprefix("_scaled_dot_product_") for name in fused) or "unfused"
-        parts.append(f"{phase}: {words}")
+        words = [name.removeprefix("_scaled_dot_product_") for name in fused] or ["unfused"]
+        words += [name for name in names if paths and name.startswith("path ")]
+        parts.append(f"{phase}: {', '.join(words)}")
     return "; ".join(parts)
 
 
@@ -267,7 +271,7 @@ def variants_table(evidence: Evidence) -> str:
 
 def _kernels(variant: Variant, evidence: Evidence) -> str:
     rows = (row for owner, row in evidence.rows if owner is variant and row.get("kernels") is not None)
-    return " / ".join(sorted({escape(attention_kernels(row["kernels"])) for row in rows})) or NOT_MEASURED
+    return " / ".join(sorted({escape(attention_kernels(row["kernels"], paths=True)) for row in rows})) or NOT_MEASURED
 
 
 def _changes(variant: Variant) -> str:

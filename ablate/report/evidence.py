@@ -93,7 +93,7 @@ class Evidence:
     results: Results
     variants: Sequence[Variant]  # the baseline first
     loss_curves: Mapping[str, Sequence[tuple[float, float | None]]]  # trial id -> (tokens, validation loss)
-    profiles: Mapping[str, Sequence[Row]]  # trial id -> its profile
+    profiles: Mapping[str, Sequence[Row]]  # trial id -> its profile, without the single values of a series
 
     @property
     def experiment(self) -> Mapping[str, Any]:
@@ -141,7 +141,7 @@ def evidence_of(results: Results) -> Evidence:
     variants = [_variant(entry, rows.get(str(entry["name"]), [])) for entry in entries]
     variants.sort(key=lambda variant: not variant.is_baseline)
     profiles: dict[str, list[Row]] = {}
-    for row in records(results.profiles):
+    for row in records(results.profiles[results.profiles["sample"].isna()]):
         profiles.setdefault(str(row["trial_id"]), []).append(row)
     return Evidence(results, variants, _loss_curves(results.curves), profiles)
 
