@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,6 +14,9 @@ from ablate.profiling.decode import Writer
 
 TELLING = ("attention", "softmax", "mm", "rnn")
 """Parts of the names of the operators that mixers and experts are made of."""
+
+
+Seen = TypeVar("Seen")
 
 
 class _Names(TorchDispatchMode):
@@ -37,8 +40,13 @@ def kernels_of(work: Callable[[], Any]) -> list[str]:
     return sorted(names.seen)
 
 
-def training_kernels(model: nn.Module, inputs: dict[str, torch.Tensor], precision: str) -> list[str]:
-    """Those of a forward and a backward pass in training mode. Gradients, buffers, random numbers stay as they were."""
+def training_pass(
+    model: nn.Module, inputs: dict[str, torch.Tensor], precision: str, watched: Callable[[Callable[[], None]], Seen]
+) -> Seen:
+    """What `watched` says of a forward and a backward pass in training mode, which it must carry out.
+
+    Gradients, buffers, random numbers stay as they were.
+    """
     before = [buffer.clone() for buffer in model.buffers()]
     device = next(model.parameters()).device
 
@@ -50,12 +58,17 @@ def training_kernels(model: nn.Module, inputs: dict[str, torch.Tensor], precisio
     was_training = model.training
     model.train()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        found = kernels_of(work)
+        found = watched(work)
     model.train(was_training)
     model.zero_grad(set_to_none=True)
     for buffer, value in zip(model.buffers(), before, strict=True):
         buffer.copy_(value)
     return found
+
+
+def training_kernels(model: nn.Module, inputs: dict[str, torch.Tensor], precision: str) -> list[str]:
+    """Those of a forward and a backward pass in training mode."""
+    return training_pass(model, inputs, precision, kernels_of)
 
 
 def decoding_kernels(model: Transformer, prompt: torch.Tensor) -> list[str]:
