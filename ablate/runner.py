@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import time
@@ -27,6 +28,8 @@ from ablate.machine import Resources
 from ablate.plan import VariantPlan
 from ablate.results import Columns, Store
 from ablate.variant import Trial
+
+_log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
 _RUNNING = "running.json"
@@ -143,10 +146,18 @@ class Run:
 
     def _calibrate(self, queue: list[Task], received: list[int]) -> None:
         """Learn what the device can do with each number of threads, while no trial disturbs it. Without, it is null."""
+        lacking: dict[str, str] = {}
         for threads in sorted({self._threads(task) for task in queue}):
-            if not received:
-                known, _ = calibration.calibrate(self.resources.device, threads, stopped=lambda: bool(received))
-                self.peaks[threads] = calibration.peaks_of(known)
+            if received:
+                return
+            known, why = calibration.calibrate(self.resources.device, threads, stopped=lambda: bool(received))
+            self.peaks[threads] = calibration.peaks_of(known)
+            lacking |= known["lacking"] if why is None else {"mfu": why}
+        if queue and self.resources.workers > 1:
+            lacking["energy_joules_per_token"] = "trials that run at once share it: --workers 1"
+        if lacking:
+            told = "; ".join(f"{column} ({why})" for column, why in sorted(lacking.items()))
+            _log.warning("not measured here: %s", told)
 
     def _threads(self, task: Task) -> int:
         return task.trial.variant.settings.train.threads or self.resources.threads

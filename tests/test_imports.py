@@ -29,6 +29,7 @@ STOREYS = [
         "trial",
         "child",
         "calibration",
+        "doctor",
         "progress",
         "report",
         "tracking",
@@ -159,7 +160,7 @@ LATE = {
 }
 LIGHT = (
     *("registry", "document", "presets", "results", "mlflow_view", "stats", "metrics", "report", "tracking", "machine"),
-    *("mlflow_run", "mlflow_ui", "progress", "runner", "commands", "cli", "__main__", "data"),
+    *("mlflow_run", "mlflow_ui", "progress", "runner", "calibration", "doctor", "commands", "cli", "__main__", "data"),
 )
 
 

@@ -28,7 +28,11 @@ import torch
 
 from ablate.job import CalibrationJob
 from ablate.profiling.clock import Clock, clock_for
-from ablate.profiling.device import device_name, gpu_uuid
+from ablate.profiling.device import datasheet_flops, device_name, gpu_uuid
+from ablate.profiling.energy import EnergyMeter
+from ablate.profiling.lacking import lacking
+from ablate.profiling.nvml import driver_version
+from ablate.profiling.surroundings import Surroundings
 
 SIZES = {"cpu": (256, 512, 1024, 2048, 4096), "cuda": (2048, 4096, 8192)}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -121,13 +125,19 @@ def identity(device: torch.device) -> dict[str, Any]:
 
 def measure(device: torch.device) -> dict[str, Any]:
     """A calibration: what it holds for, and all that was measured. Some seconds."""
-    clock = clock_for(device)
+    clock, around = clock_for(device), Surroundings(device)
+    around.begin()
+    products = {}
+    for name, dtype in DTYPES.items():
+        products[name] = matmul_peak(device, dtype, clock)
+        around.sample()
     return {
         **identity(device),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "matmul": {name: matmul_peak(device, dtype, clock) for name, dtype in DTYPES.items()},
+        "matmul": products,
         "copy_bytes_per_second": copy_bytes_per_second(device, clock),
         "timer_seconds": timer_seconds(clock),
+        **around.columns(),
     }
 
 
@@ -173,7 +183,20 @@ def _write(file: Path, found: dict[str, Any]) -> None:
 
 
 def main(job: CalibrationJob, connection: Connection) -> None:
-    """Do `job` in this process, and tell the parent over `connection`."""
+    """Do `job` in this process, and tell the parent over `connection`, also what this machine has and lacks today."""
     torch.set_num_threads(job.threads)
-    connection.send(("columns", calibrated(torch.device(job.device), anew=job.anew)))
+    device = torch.device(job.device)
+    promised = {precision: datasheet_flops(device, precision) for precision in DTYPES}
+    connection.send(
+        (
+            "columns",
+            {
+                **calibrated(device, anew=job.anew),
+                "driver": driver_version(),
+                "datasheet_flops": {name: flops for name, flops in promised.items() if flops is not None},
+                "energy_source": EnergyMeter(device).source,
+                "lacking": lacking(device),
+            },
+        )
+    )
     connection.send(("outcome", "ok", None, None))

@@ -29,7 +29,12 @@ DEFINITIONS = """## What the numbers mean
 - KV cache, bytes per token: the slope of the cache's size at full length; 0 for a state of fixed size.
 - tokens/s: all tokens of the timed steps divided by their total time, evaluation and compilation left out.
 - peak allocated, peak reserved, device used: what tensors held, what the allocator held, what the driver saw.
-  peak RSS: the largest resident memory of the trial's own process."""
+  peak RSS: the largest resident memory of the trial's own process.
+- model FLOPs utilisation (MFU): three times the FLOPs per token, by tokens/s, of the matmul peak that was measured on
+  this device with the same threads and precision; of the data sheet: of the dense peak that the maker promises.
+  hardware FLOPs utilisation (HFU): the same of the FLOPs that were executed, with what is computed twice.
+- energy, J/token: what the device that computes drew, a GPU by NVML, a CPU with its memory by RAPL; only while no other
+  trial ran beside. decode energy: that of a written token, without reading its prompt."""
 
 
 # --- Profiles ---------------------------------------------------------------------------------------------------------
