@@ -16,7 +16,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
-from ablate.job import BuildJob, GateJob, Job, Verdict
+from ablate.job import BuildJob, CalibrationJob, GateJob, Job, Verdict
 
 _OWN_VARIABLES = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_TRACKING_TOKEN")
 
@@ -63,7 +63,7 @@ def _nothing() -> None:
     """The whole work of the first child."""
 
 
-def perform(job: Job | GateJob | BuildJob, connection: Connection) -> None:
+def perform(job: Job | GateJob | BuildJob | CalibrationJob, connection: Connection) -> None:
     """A child's whole life. The parent never imports what it does there, whose imports take seconds."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     _die_with_parent()
@@ -72,6 +72,10 @@ def perform(job: Job | GateJob | BuildJob, connection: Connection) -> None:
         from ablate import trial
 
         trial.main(job, connection)
+    elif isinstance(job, CalibrationJob):
+        from ablate.profiling import calibrate
+
+        calibrate.main(job, connection)
     else:
         from ablate import gates
 
@@ -99,7 +103,7 @@ def _redirect_output(log: Path) -> None:
 class Child:
     """A running trial, or what comes before one, and everything it has said so far."""
 
-    def __init__(self, start: BaseContext, job: Job | GateJob | BuildJob) -> None:
+    def __init__(self, start: BaseContext, job: Job | GateJob | BuildJob | CalibrationJob) -> None:
         self.limit = job.limit
         self.phase = "start"
         self.columns: dict[str, Any] = {}

@@ -359,19 +359,36 @@ def status(as_json: bool, **options: Any) -> int:
 
 
 @main.command()
-@click.option("--gates", "file", required=True, metavar="FILE", help="Lead every variant of FILE through its gates.")
+@click.option("--gates", "file", metavar="FILE", help="Lead every variant of FILE through its gates instead.")
 @SET
+@DEVICE
 @WORKERS
 @MAX_TRIALS
 @JSON
 @command
-def doctor(as_json: bool, **options: Any) -> int:
-    """Check whether the variants of a file are what they say, each on a tiny twin of itself, without training one."""
+def doctor(file: str | None, as_json: bool, **options: Any) -> int:
+    """Tell what this machine can measure, what not, and why; peaks are measured anew.
+
+    With --gates: check whether the variants of a file are what they say, each on a tiny twin of itself, without
+    training one; --set, --workers and --max-trials are about that.
+    """
     from ablate import commands
 
-    facts = commands.gates(commands.Wanted(**{**options, "sets": tuple(options["sets"])}))
+    if file is None:
+        facts = commands.doctor(options["device"])
+        _print_json(facts) if as_json else _print_machine(facts)
+        return 0
+    facts = commands.gates(commands.Wanted(**{**options, "file": file, "sets": tuple(options["sets"])}))
     _print_json(facts) if as_json else _print_gates(facts)
     return 0 if all(each["passed"] for each in facts["variants"]) and not facts["invalid"] else 1
+
+
+def _print_machine(facts: Mapping[str, Any]) -> None:
+    from tabulate import tabulate
+
+    from ablate.doctor import lines
+
+    click.echo(tabulate(lines(facts), ("what", "here", ""), "simple", disable_numparse=True))
 
 
 def _print_gates(facts: Mapping[str, Any]) -> None:

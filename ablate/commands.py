@@ -281,6 +281,14 @@ def status(wanted: Wanted) -> dict[str, Any]:
     }
 
 
+def doctor(device: str) -> dict[str, Any]:
+    """What this machine can measure, and what not. Raises `SettingsError` where the device is not there."""
+    from ablate.doctor import examine
+    from ablate.machine import find_device
+
+    return examine(find_device(device))
+
+
 @_aside()
 def gates(wanted: Wanted) -> dict[str, Any]:
     """What each gate says of each variant; none is trained, and nothing stored. Raises `FileFaults`."""

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What a device did at best when it was calibrated: FLOPs a second of bare matrix products by precision, and bytes
+    a second of a copy, read and written. What is not known is not in it, or None.
+    """
+
+    matmul_flops: dict[str, float] = field(default_factory=dict)
+    copy_bytes_per_second: float | None = None
 
 
 @dataclass(frozen=True)
@@ -11,7 +21,7 @@ class Job:
     """A trial as plain data.
 
     `settings` is the resolved tree of settings, `phases` holds "train", "profile" or both, `log` is the file that
-    everything printed goes to.
+    everything printed goes to. `alone` says whether no other trial runs beside it.
     """
 
     settings: dict[str, Any]
@@ -20,6 +30,8 @@ class Job:
     threads: int
     phases: tuple[str, ...]
     log: str
+    peaks: Peaks = Peaks()
+    alone: bool = True
 
     @property
     def limit(self) -> float | None:
@@ -42,6 +54,17 @@ class BuildJob:
     """Variants that are to be built without memory, as plain data; `limit` in seconds is for all of them."""
 
     settings: list[dict[str, Any]]
+    log: str
+    limit: float
+
+
+@dataclass(frozen=True)
+class CalibrationJob:
+    """A device to be calibrated with so many CPU threads, `anew` also where that is stored; `limit` in seconds."""
+
+    device: str
+    threads: int
+    anew: bool
     log: str
     limit: float
 

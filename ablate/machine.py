@@ -20,15 +20,16 @@ _INTERPRETER_BYTES = 500_000_000
 
 def available_threads() -> int:
     """CPU threads that this process may use: its affinity, or its container's quota where that is less."""
-    try:
-        allowed = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS and Windows have no affinity
-        allowed = os.cpu_count() or 1
-    quota = _cgroup_quota()
+    allowed, quota = affinity() or os.cpu_count() or 1, cgroup_quota()
     return max(1, min(allowed, int(quota)) if quota else allowed)
 
 
-def _cgroup_quota() -> float | None:
+def affinity() -> int | None:
+    """CPUs that this process may run on; None where nothing says, as on macOS and Windows."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
+def cgroup_quota() -> float | None:
     """Cores that the container may use on average; None where nothing limits it."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()

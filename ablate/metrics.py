@@ -52,6 +52,10 @@ def _memory(column: str, label: str) -> Metric:
     return Metric(column=column, label=label, unit="MiB", direction="lower", noisy=True, scale=MIB, decimals=1)
 
 
+def _share(column: str, label: str) -> Metric:
+    return Metric(column=column, label=label, unit="%", direction="higher", noisy=True, scale=0.01, decimals=1)
+
+
 _KNOWN = (
     Metric(
         column="kv_cache_equals_weights_at_tokens",
@@ -99,15 +103,10 @@ _KNOWN = (
     _memory("optimizer_state_bytes", "optimizer state"),
     _memory("activation_bytes", "activations"),
     _time("energy_joules_per_token", "energy", "J/token", 1),
-    Metric(
-        column="mfu",
-        label="model FLOPs utilisation",
-        unit="%",
-        direction="higher",
-        noisy=True,
-        scale=0.01,
-        decimals=1,
-    ),
+    _time("decode_energy_joules_per_token", "decode energy", "J/token", 1),
+    _share("mfu", "model FLOPs utilisation"),
+    _share("hfu", "hardware FLOPs utilisation"),
+    _share("mfu_datasheet", "model FLOPs utilisation of the data sheet"),
 )
 
 LOSSES = frozenset(("val_loss", "val_bits_per_byte", "train_loss", "best_val_loss"))

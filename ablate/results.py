@@ -21,7 +21,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ablate.schema import CURVES, JSON_COLUMNS, PROFILES, SCHEMA_VERSION, SCHEMAS, STATUSES, TRIALS
+from ablate.schema import CURVES, JSON_COLUMNS, PROFILES, RENAMED, SCHEMA_VERSION, SCHEMAS, STATUSES, TRIALS
 
 Columns = Mapping[str, Sequence[Any]]
 
@@ -190,7 +190,7 @@ def _read(path: Path, kind: str) -> Any:
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _UnreadableError("torn, or not a Parquet file") from error
     _check_origin(table.schema.metadata or {}, kind)
-    return _conform(table, SCHEMAS[kind])
+    return _conform(_renamed(table), SCHEMAS[kind])
 
 
 def _check_origin(metadata: Mapping[bytes, bytes], kind: str) -> None:
@@ -199,6 +199,14 @@ def _check_origin(metadata: Mapping[bytes, bytes], kind: str) -> None:
         raise _UnreadableError(f"not written as a file of {kind} by ablate")
     if int(version) > SCHEMA_VERSION:
         raise _UnreadableError(f"written by a newer ablate (schema {version}, this one knows {SCHEMA_VERSION})")
+
+
+def _renamed(table: Any) -> Any:
+    version, present = int(table.schema.metadata[b"schema_version"]), set(table.column_names)
+    older = [renames for last, renames in RENAMED.items() if version <= last]
+    names = {old: new for renames in older for old, new in renames.items() if new not in present}
+    renamed = table.rename_columns([names.get(name, name) for name in table.column_names])
+    return renamed.replace_schema_metadata(table.schema.metadata)
 
 
 def _conform(table: Any, schema: Any) -> Any:

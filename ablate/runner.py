@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import time
@@ -18,15 +19,17 @@ from typing import Any, Protocol
 import pandas as pd
 import psutil
 
-from ablate import child, gatekeeper, machine
+from ablate import calibration, child, gatekeeper, machine
 from ablate.child import Child
 from ablate.experiment import Experiment
 from ablate.gatekeeper import Checked
-from ablate.job import Job
+from ablate.job import Job, Peaks
 from ablate.machine import Resources
 from ablate.plan import VariantPlan
 from ablate.results import Columns, Store
 from ablate.variant import Trial
+
+_log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
 _RUNNING = "running.json"
@@ -91,6 +94,7 @@ class Run:
         self.plans = {plan.variant.name: plan for plan in plans}
         self.stored = stored
         self.software = machine.software()
+        self.peaks: dict[int, Peaks] = {}
         self.running: dict[str, tuple[Task, Child, datetime]] = {}
         self.company: dict[str, float] = {}
         self.changed = time.monotonic()
@@ -102,6 +106,7 @@ class Run:
                 child.warm_up(child.context(self.resources.device))
         with _signals() as received, self._announced():
             waiting = list(reversed(self._through_gates(queue, received)))
+            self._calibrate(waiting, received)
             while (waiting or self.running) and not received:
                 while waiting and len(self.running) < self.resources.workers:
                     self._begin(waiting.pop())
@@ -139,6 +144,24 @@ class Run:
             return []
         return [task for task in queue if "train" not in task.phases or task.trial.variant.name not in refused]
 
+    def _calibrate(self, queue: list[Task], received: list[int]) -> None:
+        """Learn what the device can do with each number of threads, while no trial disturbs it. Without, it is null."""
+        lacking: dict[str, str] = {}
+        for threads in sorted({self._threads(task) for task in queue}):
+            if received:
+                return
+            known, why = calibration.calibrate(self.resources.device, threads, stopped=lambda: bool(received))
+            self.peaks[threads] = calibration.peaks_of(known)
+            lacking |= known["lacking"] if why is None else {"mfu": why}
+        if queue and self.resources.workers > 1:
+            lacking["energy_joules_per_token"] = "trials that run at once share it: --workers 1"
+        if lacking:
+            told = "; ".join(f"{column} ({why})" for column, why in sorted(lacking.items()))
+            _log.warning("not measured here: %s", told)
+
+    def _threads(self, task: Task) -> int:
+        return task.trial.variant.settings.train.threads or self.resources.threads
+
     def _refuse(self, task: Task, checked: Checked, fault: str) -> None:
         """Store a trial that does not run."""
         trial_id = task.trial.trial_id
@@ -167,9 +190,11 @@ class Run:
             settings=settings.model_dump(mode="json"),
             seed=trial.seed,
             device=self.resources.device,
-            threads=settings.train.threads or self.resources.threads,
+            threads=self._threads(task),
             phases=task.phases,
             log=str(self.store.log_path(trial.trial_id)),
+            peaks=self.peaks.get(self._threads(task), Peaks()),
+            alone=self.resources.workers == 1,
         )
         self.watcher.start(trial.trial_id, _label(trial), settings.train.n_steps)
         with child.environment(self.resources.threads):

@@ -10,6 +10,9 @@ import pyarrow as pa
 
 SCHEMA_VERSION = 2
 
+RENAMED: Mapping[int, Mapping[str, str]] = {1: {"mfu": "mfu_datasheet"}}
+"""Columns by the last version in which they had another name: what `mfu` was is another figure now."""
+
 STATUSES = (
     "ok",
     "diverged",
@@ -68,7 +71,8 @@ TRIALS = _declare(
         *_fields(pa.timestamp("us", tz="UTC"), "started_at"),
         *_fields(pa.float64(), "wall_seconds trials_at_once startup_seconds eval_seconds"),
         *_fields(pa.int64(), "params_total params_active params_embedding"),
-        *_fields(pa.float64(), "flops_per_token"),
+        *_fields(pa.float64(), "flops_per_token flops_per_token_counted"),
+        *_fields(pa.float64(), "train_flops_per_token train_flops_per_token_counted"),
         *_fields(
             pa.int64(),
             "kv_cache_bytes_per_token kv_cache_bytes_measured kv_cache_bytes_allocated kv_cache_bytes_held",
@@ -83,8 +87,14 @@ TRIALS = _declare(
         *_fields(pa.float64(), "forward_seconds_p10 forward_seconds_p50 forward_seconds_p90"),
         *_fields(pa.float64(), "backward_seconds_p10 backward_seconds_p50 backward_seconds_p90"),
         *_fields(pa.float64(), "optimizer_seconds_p10 optimizer_seconds_p50 optimizer_seconds_p90"),
-        *_fields(pa.float64(), "compile_seconds mfu prefill_tokens_per_second prefill_seconds_p50"),
+        *_fields(pa.float64(), "compile_seconds mfu hfu mfu_datasheet matmul_peak_flops"),
+        *_fields(pa.float64(), "prefill_tokens_per_second prefill_seconds_p50"),
         *_fields(pa.float64(), "decode_tokens_per_second decode_seconds_per_token_p50 energy_joules_per_token"),
+        *_fields(pa.float64(), "decode_energy_joules_per_token"),
+        *_fields(pa.string(), "energy_source"),
+        *_fields(pa.float64(), "other_load_cores device_clock_mhz_p50 device_clock_mhz_min"),
+        *_fields(pa.float64(), "device_temperature_celsius_max"),
+        *_fields(pa.string(), "throttle_reasons"),
         *_fields(pa.int64(), "peak_allocated_bytes peak_reserved_bytes peak_rss_bytes device_used_bytes"),
         *_fields(pa.int64(), "peak_live_bytes parameter_bytes gradient_bytes optimizer_state_bytes activation_bytes"),
         *_fields(pa.string(), "device device_name gpu_uuid"),

@@ -28,10 +28,11 @@ from ablate.gates import leak
 from ablate.job import Job
 from ablate.model import Transformer, build
 from ablate.objectives import Batch, Objective, objective_of
-from ablate.profiling import decode, device, kernels, live, memory
+from ablate.profiling import decode, device, flops, kernels, live, memory, utilisation
 from ablate.profiling.clock import clock_for
+from ablate.profiling.energy import EnergyMeter, decode_joules_per_token
 from ablate.profiling.watch import Watch
-from ablate.settings import TrainSettings, VariantSettings, typed
+from ablate.settings import DecodeSettings, TrainSettings, VariantSettings, typed
 from ablate.train import Learner, Trained, bits_per_byte, on_device, pieces, state_of, train
 
 # The server that trials are forked from imports this module once, so that no trial waits for an import: every choice,
@@ -45,6 +46,8 @@ SEND_EVERY = 0.2
 
 GATE_TOKENS = 32
 """Tokens of the sequences on which a variant is asked whether it sees the future."""
+
+DECODE_SECONDS = "decode_seconds_per_token_p50"
 
 REASON_LENGTH = 300
 """Characters of a reason; all of it is in the log."""
@@ -100,6 +103,7 @@ class Trial:
     def __init__(self, job: Job, reporter: Reporter, begin: float) -> None:
         self.job, self.reporter, self.begin = job, reporter, begin
         self.device = torch.device(job.device)
+        self.meter: EnergyMeter | None = None
         self.settings: VariantSettings
         self.objective: Objective
         self.columns: dict[str, Any] = {}
@@ -113,6 +117,7 @@ class Trial:
         if self.settings.train.deterministic:
             os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
             torch.use_deterministic_algorithms(True)
+        self.meter = EnergyMeter(self.device) if self.job.alone else None
         corpus = self.settings.data.corpus()
         self.objective = objective_of(self.settings.model, corpus.vocab_size)
         model = build(self.settings.model, self.job.seed).to(self.device)
@@ -133,13 +138,13 @@ class Trial:
         recipe = self.settings.train
         batches = Batches.of(corpus, recipe, self.job.seed, self.objective)
         held_out = HeldOut.of(corpus, recipe, self.objective)
-        watch = Watch(recipe, self.device, self.begin, self.reporter.phase, self.reporter.points)
+        watch = Watch(recipe, self.device, self.begin, self.reporter.phase, self.reporter.points, self.meter)
         trained = train(model, batches, held_out, recipe, self.job.seed, watch)
         self._tell({**training_columns(trained, batches, held_out, recipe), **watch.columns()})
         if trained.diverged_step is not None:
             last = trained.last_finite_loss
             return Outcome("diverged", f"not finite at step {trained.diverged_step}; the last finite loss was {last}")
-        self._tell({"mfu": self._utilisation()})
+        self._count(model, held_out)
         self._training_profile([*watch.rows(), *self._memory_facts()])
         self._tell(self._memory_split(model, batches.batch(1)))
         self.problems += memory.implausible(self.columns)
@@ -172,8 +177,17 @@ class Trial:
         if settings.decode:
             ran["decode"] = kernels.decoding_kernels(timed, prompts(1, settings.decode.context[0]))
             self._tell({"kernels": json.dumps(ran)})
+            self._tell({"decode_energy_joules_per_token": self._decode_energy(timed, settings.decode, prompts)})
         self.problems += found.problems
         return None
+
+    def _decode_energy(self, model: Transformer, settings: DecodeSettings, prompts: decode.Prompts) -> float | None:
+        """In the first cell."""
+        if self.meter is None:
+            return None
+        prompt, seconds = prompts(settings.batch[0], settings.context[0]), self.columns.get(DECODE_SECONDS)
+        clock = clock_for(self.device)
+        return decode_joules_per_token(model, prompt, settings.new_tokens, self.meter, clock, seconds)
 
     def _tokens(self, corpus: Corpus, batch: int, tokens: int) -> torch.Tensor:
         """Held-out token ids `(batch, tokens)` on the device."""
@@ -183,21 +197,35 @@ class Trial:
         self.columns |= columns
         self.reporter.columns(columns)
 
-    def _utilisation(self) -> float | None:
-        """FLOPs done by those that the device could do; backward costs twice forward. None where a part is unknown."""
-        peak = device.peak_flops(self.device, self.settings.train.precision)
-        forward = cost.cost(self.settings.model, self.settings.train.length).flops_per_token
-        speed = self.columns.get("train_tokens_per_second")
-        if not (peak and forward and speed):
-            return None
-        done = 3 * forward * speed / peak
-        if done > 1:
-            self.problems.append(f"a utilisation of {done:.0%} of {peak:.3g} FLOPs a second cannot be")
-        return float(done)
+    def _count(self, model: Transformer, held_out: HeldOut) -> None:
+        """FLOPs by the formula and as counted over one sequence, and what share of the peaks they are."""
+        recipe, length = self.settings.train, self.settings.train.length
+        inputs, _ = next(pieces(next(held_out.batches(1)), 1, self.device))
+        counted = flops.counted(model, inputs, length, recipe.precision)
+        whole = cost.cost(self.settings.model, length, discount=False).flops_per_token
+        self.problems += [wrong] if (wrong := counted.disagreement(whole)) else []
+        forward = cost.cost(self.settings.model, length).flops_per_token
+        needed = None if forward is None else 3 * forward
+        shares = utilisation.columns(
+            self.columns.get("train_tokens_per_second"),
+            needed,
+            counted.training,
+            self.job.peaks.matmul_flops.get(recipe.precision),
+            device.datasheet_flops(self.device, recipe.precision),
+        )
+        self.problems += utilisation.impossible(shares)
+        self._tell(
+            {
+                "flops_per_token_counted": counted.forward,
+                "train_flops_per_token": needed,
+                "train_flops_per_token_counted": counted.training,
+                **shares,
+            }
+        )
 
     def _memory_facts(self) -> list[dict[str, Any]]:
         facts = memory.allocator_facts(self.device)
-        peak = device.peak_flops(self.device, self.settings.train.precision)
+        peak = device.datasheet_flops(self.device, self.settings.train.precision)
         facts |= {"peak_flops_per_second": peak} if peak else {}
         return [{"metric": name, "value": value} for name, value in facts.items()]
 

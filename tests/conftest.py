@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,10 @@ from ablate.experiment import Experiment
 
 hypothesis.settings.register_profile("ablate", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("ablate")
+
+# Children inherit it: what this machine can do is measured once for all tests, and no user's cache is touched.
+_CACHE = tempfile.TemporaryDirectory(prefix="ablate-cache-")
+os.environ["ABLATE_CACHE"] = _CACHE.name
 
 TINY = """\
 name: tiny

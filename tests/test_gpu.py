@@ -39,7 +39,8 @@ def test_the_quickstart_runs_and_measures(tmp_path: Path, precision: str) -> Non
     trials = run(tmp_path, f"train.precision={precision}").trials
     assert set(trials["status"]) == {"ok"}
     assert set(trials["device"]) == {"cuda"}
-    for column in ("peak_allocated_bytes", "peak_reserved_bytes", "device_used_bytes", "gpu_uuid"):
+    told = ("peak_allocated_bytes", "peak_reserved_bytes", "device_used_bytes", "gpu_uuid")
+    for column in (*told, "mfu", "hfu", "matmul_peak_flops", "flops_per_token_counted"):
         assert trials[column].notna().all(), column
     assert (trials["peak_reserved_bytes"] >= trials["peak_allocated_bytes"]).all()
     assert (trials["peak_allocated_bytes"] >= 16 * trials["params_total"]).all(), "weights, gradients and Adam's state"

@@ -23,7 +23,19 @@ STOREYS = [
     ["settings", "grid", "variant", "expansion", "experiment", "position_plot"],
     ["model", "cost", "building", "importing", "job", "results", "mlflow_view"],
     ["twin", "objectives", "batches", "train", "profiling", "plan", "machine", "stats"],
-    ["gates", "gatekeeper", "trial", "child", "progress", "report", "tracking", "mlflow_run", "mlflow_ui"],
+    [
+        "gates",
+        "gatekeeper",
+        "trial",
+        "child",
+        "calibration",
+        "doctor",
+        "progress",
+        "report",
+        "tracking",
+        "mlflow_run",
+        "mlflow_ui",
+    ],
     ["runner"],
     ["commands"],
     ["cli", "__main__"],
@@ -174,7 +186,7 @@ LATE = {
 }
 LIGHT = (
     *("registry", "document", "presets", "results", "mlflow_view", "stats", "metrics", "report", "tracking", "machine"),
-    *("mlflow_run", "mlflow_ui", "progress", "runner", "commands", "cli", "__main__", "data"),
+    *("mlflow_run", "mlflow_ui", "progress", "runner", "calibration", "doctor", "commands", "cli", "__main__", "data"),
 )
 
 

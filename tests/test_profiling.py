@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -621,8 +621,7 @@ def test_a_cpu_has_no_gpu_columns_and_wakes_no_gpu() -> None:
     assert set(memory.peaks(CPU)) == {"peak_rss_bytes"}
     assert memory.allocator_facts(CPU) == {}
     assert device.gpu_uuid(CPU) is None
-    assert device.peak_flops(CPU, "fp32") is None
-    assert device.EnergyMeter(CPU).joules() is None
+    assert device.datasheet_flops(CPU, "fp32") is None
     assert device.device_name(CPU)
     assert not torch.cuda.is_initialized()
 
@@ -644,51 +643,6 @@ def test_a_container_may_have_less_than_the_machine(monkeypatch: pytest.MonkeyPa
 # --- A GPU that is not there ------------------------------------------------------------------------------------------
 
 
-def fake_nvml(**calls: Callable[..., Any]) -> types.ModuleType:
-    module = types.ModuleType("pynvml")
-    module.NVMLError = type("NVMLError", (Exception,), {})
-    module.nvmlInit = lambda: None
-    module.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
-    for name, call in calls.items():
-        setattr(module, name, call)
-    return module
-
-
-def meter(monkeypatch: pytest.MonkeyPatch, module: Any) -> device.EnergyMeter:
-    monkeypatch.setitem(sys.modules, "pynvml", module)
-    monkeypatch.setattr(device, "gpu_uuid", lambda _: "GPU-1")
-    return device.EnergyMeter(CPU)
-
-
-def test_energy_is_read_in_joules(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = fake_nvml(nvmlDeviceGetTotalEnergyConsumption=lambda handle: 2500 if handle == "GPU-1" else 0)
-    assert meter(monkeypatch, module).joules() == 2.5
-
-
-def test_without_nvml_or_its_counter_energy_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise sys.modules["pynvml"].NVMLError
-
-    assert meter(monkeypatch, fake_nvml(nvmlInit=refuse)).joules() is None
-    assert meter(monkeypatch, fake_nvml(nvmlDeviceGetHandleByUUID=refuse)).joules() is None
-    assert meter(monkeypatch, fake_nvml(nvmlDeviceGetTotalEnergyConsumption=refuse)).joules() is None
-    assert meter(monkeypatch, None).joules() is None
-
-
-def test_energy_is_that_of_the_timed_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    joules = [0.0]
-    module = fake_nvml(nvmlDeviceGetTotalEnergyConsumption=lambda _: joules[0] * 1e3)
-    meter(monkeypatch, module)
-    watch = Watch(variant().train, CPU, 0.0, lambda _: None, lambda *_: None)
-    for step in range(20):
-        with watch.step():
-            joules[0] += 128.0
-        if step == 10:
-            with watch.evaluation():
-                joules[0] += 1e6
-    assert watch.columns()["energy_joules_per_token"] == 2.0
-
-
 @pytest.mark.parametrize(
     ("visible", "uuid"), [("", "GPU-abc"), ("1", "GPU-abc"), ("GPU-abc", "GPU-abc"), ("MIG-x-1,2", "MIG-x-1")]
 )
@@ -704,7 +658,7 @@ def test_a_gpu_is_named_by_its_uuid(monkeypatch: pytest.MonkeyPatch, visible: st
 )
 def test_a_gpu_without_an_entry_has_no_peak(monkeypatch: pytest.MonkeyPatch, name: str, peak: float | None) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
-    assert device.peak_flops(torch.device("cuda"), "bf16") == peak
+    assert device.datasheet_flops(torch.device("cuda"), "bf16") == peak
 
 
 # --- Kernels ----------------------------------------------------------------------------------------------------------

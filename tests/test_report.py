@@ -634,6 +634,21 @@ def test_points_that_a_log_axis_cannot_show_are_counted(tmp_path: Path) -> None:
     assert ">a<" not in picture
 
 
+def test_a_device_that_was_held_back_or_shared_is_told(plain_text: Any) -> None:
+    rows = [
+        trial("baseline", 0, 2.5, throttle_reasons="none", other_load_cores=0.1, matmul_peak_flops=1e9),
+        trial("a", 0, 2.5, throttle_reasons="hw_slowdown,sw_power_cap", other_load_cores=1.26, matmul_peak_flops=2e9),
+    ]
+    text = section(plain_text(results(rows)), "Read with care")
+    assert "held back (hw_slowdown, sw_power_cap) while it trained a:" in text
+    assert "kept 0.1 to 1.3 cores busy" in text
+    assert "Not the same measured matmul peak" in text
+    quiet = [trial(name, 0, 2.5, throttle_reasons="none", other_load_cores=0.4) for name in ("baseline", "a")]
+    text = plain_text(results(quiet))
+    assert "held back" not in text
+    assert "cores busy" not in text
+
+
 def test_nothing_above_zero_is_no_data(tmp_path: Path) -> None:
     variants = [entry("baseline", range(1), kv_cache_bytes_by_tokens=[[64, 0]])]
     text = text_of(results([trial("baseline", 0, 2.5)], variants), tmp_path)

@@ -297,6 +297,17 @@ def test_an_older_schema_reads_with_nulls(store: Store) -> None:
     assert str(loaded.trials["steps"].dtype) == "Int64"
 
 
+def test_a_column_that_meant_another_figure_is_read_as_that_figure(store: Store) -> None:
+    metadata = {b"schema_version": b"1", b"ablate_table": b"trials", b"write_id": b"x"}
+    names = [each for each in TRIALS if each.name not in ("hfu", "mfu_datasheet")]
+    old = pa.Table.from_pylist([row("a0", mfu=0.4)], schema=pa.schema(names, metadata=metadata))
+    store.write_trial(row("a1", mfu=0.6), {}, {})
+    pq.write_table(old, store.folder / "trials" / "a0.parquet")
+    found = store.load().trials.set_index("trial_id")
+    assert found["mfu_datasheet"].to_dict() == {"a0": 0.4, "a1": pytest.approx(math.nan, nan_ok=True)}
+    assert found["mfu"].to_dict() == {"a0": pytest.approx(math.nan, nan_ok=True), "a1": 0.6}
+
+
 def test_a_newer_schema_is_named_not_guessed_at(store: Store) -> None:
     newer = TRIALS.with_metadata({**TRIALS.metadata, b"schema_version": b"999"})
     pq.write_table(pa.Table.from_pylist([row("a1")], schema=newer), store.folder / "trials" / "a1.parquet")

@@ -13,7 +13,10 @@ from ablate.results import Results, load
 
 _MAY_DIFFER = ("_seconds", "_per_second", "_bytes", "_at", "_p10", "_p50", "_p90", "_joules_per_token")
 _EXACT_BYTES = ("kv_cache_bytes_measured", "kv_cache_bytes_allocated")
-_OWN = ("attempts", "git_commit", "git_dirty", "mfu", "trials_at_once")
+_OWN = (
+    *("attempts", "git_commit", "git_dirty", "trials_at_once", "mfu", "hfu", "mfu_datasheet", "matmul_peak_flops"),
+    *("other_load_cores", "device_clock_mhz_min", "device_temperature_celsius_max", "throttle_reasons"),
+)
 
 
 def differences(first: Results, second: Results) -> list[str]:

@@ -13,18 +13,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_pads = True
+_suits_kernels = True
 
 
 @contextmanager
 def as_defined() -> Iterator[None]:
-    """Within it values keep their width, so that a counter sees the architecture's own products and nothing more."""
-    global _pads
-    before, _pads = _pads, False
+    """Within it a counter sees the architecture's own products and nothing more.
+
+    Values keep their width, and the flexible kernel, whose products no counter sees, is written out.
+    """
+    global _suits_kernels
+    before, _suits_kernels = _suits_kernels, False
     try:
         yield
     finally:
-        _pads = before
+        _suits_kernels = before
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ def attend(
         seen = keys if seen is None else seen & keys
     if scoring.kernel == "sdpa":
         return _fused(q, k, v, _additive(bias, seen, q.dtype), dropout, scale)
-    written_out = _plain if scoring.kernel == "math" else _flex
+    written_out = _flex if scoring.kernel == "flex" and _suits_kernels else _plain
     return written_out(q, k, v, bias, seen, scale, scoring.softcap, dropout)
 
 
@@ -119,7 +122,7 @@ def _fused(
 ) -> Tensor:
     """torch's own. Values narrower than keys are padded with zeros and cut back: fused kernels take only one width."""
     width, missing = v.shape[-1], k.shape[-1] - v.shape[-1]
-    if missing > 0 and _pads:
+    if missing > 0 and _suits_kernels:
         v = F.pad(v, (0, missing))
     mixed = F.scaled_dot_product_attention(
         q,

@@ -37,8 +37,8 @@ def gpu_uuid(device: torch.device) -> str | None:
     return visible if visible.startswith("MIG-") else f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
-def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Dense FLOPs a second that the device could do at best; None where that is not known."""
+def datasheet_flops(device: torch.device, precision: str) -> float | None:
+    """Dense FLOPs a second that the device's maker promises; None where that is not known."""
     return PEAK_FLOPS.get(device_name(device), {}).get(precision) if device.type == "cuda" else None
 
 
@@ -55,34 +55,3 @@ def facts(device: torch.device, precision: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-
-
-class EnergyMeter:
-    """Joules that a GPU has drawn, as NVML counts them; None without a GPU, a driver, or a counter."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._nvml, self._handle = _nvml_handle(gpu_uuid(device))
-
-    def joules(self) -> float | None:
-        """The reading now."""
-        if self._nvml is None:
-            return None
-        try:
-            return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
-        except self._nvml.NVMLError:
-            return None
-
-
-def _nvml_handle(uuid: str | None) -> tuple[Any, Any]:
-    """NVML and its handle of a GPU. By UUID: its numbering is not that of CUDA."""
-    if uuid is None:
-        return None, None
-    try:
-        import pynvml
-    except ImportError:
-        return None, None
-    try:
-        pynvml.nvmlInit()
-        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid)
-    except pynvml.NVMLError:
-        return None, None

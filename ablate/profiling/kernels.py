@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -15,6 +15,9 @@ from ablate.profiling.live import aside
 
 TELLING = ("attention", "softmax", "mm", "rnn")
 """Parts of the names of the operators that mixers and experts are made of."""
+
+
+Seen = TypeVar("Seen")
 
 
 class _Names(TorchDispatchMode):
@@ -38,8 +41,13 @@ def kernels_of(work: Callable[[], Any]) -> list[str]:
     return sorted(names.seen)
 
 
-def training_kernels(model: nn.Module, inputs: dict[str, torch.Tensor], precision: str) -> list[str]:
-    """Those of a forward and a backward pass in training mode. Gradients, buffers, random numbers stay as they were."""
+def training_pass(
+    model: nn.Module, inputs: dict[str, torch.Tensor], precision: str, watched: Callable[[Callable[[], None]], Seen]
+) -> Seen:
+    """What `watched` says of a forward and a backward pass in training mode, which it must carry out.
+
+    Gradients, buffers, random numbers stay as they were.
+    """
     device = next(model.parameters()).device
 
     def work() -> None:
@@ -48,7 +56,12 @@ def training_kernels(model: nn.Module, inputs: dict[str, torch.Tensor], precisio
         logits.float().square().mean().backward()
 
     with aside(model):
-        return kernels_of(work)
+        return watched(work)
+
+
+def training_kernels(model: nn.Module, inputs: dict[str, torch.Tensor], precision: str) -> list[str]:
+    """Those of a forward and a backward pass in training mode."""
+    return training_pass(model, inputs, precision, kernels_of)
 
 
 def decoding_kernels(model: Transformer, prompt: torch.Tensor) -> list[str]:

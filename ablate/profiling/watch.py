@@ -21,8 +21,12 @@ from ablate.profiling.clock import (
     warmup_steps,
     windows,
 )
-from ablate.profiling.device import EnergyMeter
+from ablate.profiling.energy import EnergyMeter
+from ablate.profiling.surroundings import Surroundings
 from ablate.settings import TrainSettings
+
+READ_EVERY_SECONDS = 60.0
+"""A counter of energy may start anew every quarter of an hour, and must be read before."""
 
 Points = Callable[[int, int, str, dict[str, float]], None]
 """Takes points of the curves: step, tokens so far, split, values by metric."""
@@ -33,7 +37,7 @@ class Watch:
 
     Tokens are those of the text that a step goes through, whatever part of them enters the loss: all that an encoder
     reads, masked or not, and the source and target of an encoder-decoder. `begin` is when the trial was asked for, by
-    `time.perf_counter`.
+    `time.perf_counter`. Without a `meter` energy is unknown.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class Watch:
         begin: float,
         phase: Callable[[str], None],
         points: Points,
+        meter: EnergyMeter | None = None,
     ) -> None:
         self.recipe, self.device, self.begin, self.phase, self.points = recipe, device, begin, phase, points
         self.warmup = warmup_steps(recipe.n_steps)
@@ -50,8 +55,10 @@ class Watch:
         self.part = self.timer.part
         self.startup_seconds: float | None = None
         self.eval_seconds = 0.0
-        self._meter = EnergyMeter(device)
+        self.surroundings = Surroundings(device)
+        self._meter = meter
         self._joules: float | None = None
+        self._read_at = 0.0
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -60,16 +67,19 @@ class Watch:
             self.startup_seconds = time.perf_counter() - self.begin
         with self.timer.step():
             yield
+        self.surroundings.sample()
+        if self._joules is not None and time.monotonic() - self._read_at > READ_EVERY_SECONDS:
+            self._energy()
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
         """Around one evaluation; it reads its result, so it has ended when it returns."""
         self.phase("evaluate")
-        begin, joules = time.perf_counter(), self._meter.joules()
+        begin, joules = time.perf_counter(), self._energy()
         yield
         self.eval_seconds += time.perf_counter() - begin
         if self._joules is not None and joules is not None:
-            self._joules += (self._meter.joules() or joules) - joules
+            self._joules += (self._energy() or joules) - joules
         self.phase("train")
 
     def record(self, step: int, split: str, values: dict[str, float]) -> None:
@@ -84,9 +94,10 @@ class Watch:
             "startup_seconds": self.startup_seconds,
             "eval_seconds": self.eval_seconds,
             "compile_seconds": compile_seconds(),
-            "energy_joules_per_token": self._joules_per_token(len(steps)),
+            **self._energy_columns(len(steps)),
             **speeds(steps, self.recipe.batch_tokens),
             **memory.peaks(self.device),
+            **self.surroundings.columns(),
         }
         for part, each in seconds.items():
             columns |= percentiles(f"{part}_seconds", each)
@@ -112,13 +123,19 @@ class Watch:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
-        self._joules = self._meter.joules()
+        self._joules = self._energy()
+        self.surroundings.begin()
 
-    def _joules_per_token(self, steps: int) -> float | None:
-        now = self._meter.joules()
-        if self._joules is None or now is None or steps == 0:
-            return None
-        return (now - self._joules) / (steps * self.recipe.batch_tokens)
+    def _energy(self) -> float | None:
+        self._read_at = time.monotonic()
+        return self._meter.joules() if self._meter else None
+
+    def _energy_columns(self, steps: int) -> dict[str, Any]:
+        now = self._energy()
+        if self._meter is None or self._joules is None or now is None or steps == 0:
+            return {"energy_joules_per_token": None, "energy_source": None}
+        per_token = (now - self._joules) / (steps * self.recipe.batch_tokens)
+        return {"energy_joules_per_token": per_token, "energy_source": self._meter.source}
 
 
 def compile_seconds() -> float | None:

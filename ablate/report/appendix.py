@@ -34,7 +34,12 @@ DEFINITIONS = """## What the numbers mean
 - peak of live tensors: the most bytes that tensors held at once in a training step after training, as operators end.
   Activations: what its forward pass left for the backward pass, logits and loss among it.
 - KV cache in memory: what stayed in memory after decoding in the first cell of the profile. On each of n devices: of a
-  full-length sequence, where devices share the query heads and a key/value head is copied to all that read it."""
+  full-length sequence, where devices share the query heads and a key/value head is copied to all that read it.
+- model FLOPs utilisation (MFU): three times the FLOPs per token, by tokens/s, of the matmul peak that was measured on
+  this device with the same threads and precision; of the data sheet: of the dense peak that the maker promises.
+  hardware FLOPs utilisation (HFU): the same of the FLOPs that were executed, with what is computed twice.
+- energy, J/token: what the device that computes drew, a GPU by NVML, a CPU with its memory by RAPL; only while no other
+  trial ran beside. decode energy: that of a written token, without reading its prompt."""
 
 
 # --- Profiles ---------------------------------------------------------------------------------------------------------

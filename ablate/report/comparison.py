@@ -37,7 +37,10 @@ COST = [
         "peak_rss_bytes",
         "device_used_bytes",
         "energy_joules_per_token",
+        "decode_energy_joules_per_token",
         "mfu",
+        "hfu",
+        "mfu_datasheet",
         "compile_seconds",
         "wall_seconds",
     )

@@ -17,6 +17,7 @@ SAME_FOR_ALL = {
     "gpu_uuid": "GPU",
     "threads": "number of threads",
     "precision": "precision",
+    "matmul_peak_flops": "measured matmul peak (FLOP/s), which utilisation is of",
     "param_dtype": "dtype of the parameters",
     "compute_dtype": "dtype of the computation",
     "optimizer_state_dtype": "dtype of the optimizer's state",
@@ -30,6 +31,7 @@ SAME_FOR_ALL = {
     "corpus_sha256": "corpus",
 }
 RECIPE = ("train.lr", "train.warmup_steps")
+OTHER_LOAD = 0.5  # from so many busy cores on, speeds are those of a busy machine
 UNLIKE_COMPANY = 0.3  # from this difference in trials at once on, speeds are not measured alike
 
 
@@ -157,6 +159,8 @@ def _cautions(evidence: Evidence) -> Iterator[str]:
     yield from _many_comparisons(evidence)
     yield from _corpus_passes(evidence)
     yield from _unlike_company(evidence)
+    yield from _held_back(evidence)
+    yield from _busy_machine(evidence)
     for column, label in SAME_FOR_ALL.items():
         yield from _differing(evidence, column, label)
     yield from _other_batches(evidence)
@@ -211,6 +215,30 @@ def _unlike_company(evidence: Evidence) -> Iterator[str]:
         yield (
             f"Speeds and times were measured with between {seen[0]:.1f} and {seen[1]:.1f} trials at once: "
             "compare them with care."
+        )
+
+
+def _held_back(evidence: Evidence) -> Iterator[str]:
+    reasons: dict[str, None] = {}
+    names: dict[str, None] = {}
+    for variant, row in evidence.rows:
+        found = row.get("throttle_reasons")
+        if found is not None and found != "none":
+            reasons |= dict.fromkeys(str(found).split(","))
+            names[variant.name] = None
+    if names:
+        yield (
+            f"The device was held back ({escape(', '.join(reasons))}) while it trained {list_of(list(names))}: "
+            "compare speeds with care."
+        )
+
+
+def _busy_machine(evidence: Evidence) -> Iterator[str]:
+    seen = evidence.range_of("other_load_cores")
+    if seen and seen[1] > OTHER_LOAD:
+        yield (
+            f"Other programs kept {seen[0]:.1f} to {seen[1]:.1f} cores busy while trials were measured, other trials "
+            "included: compare speeds and times with care."
         )
 
 

@@ -1,0 +1,202 @@
+"""What a device can do at best, measured in a process of its own and stored once for each device and number of threads.
+
+The peak of matrix products is the best rate over square matrices of several sizes, filled with random numbers (zeros
+draw less power, so that a GPU clocks higher), in rounds of many products: what disturbs a round makes it slower, never
+faster. It is what utilisation is measured against.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from itertools import pairwise, product
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import torch
+
+from ablate.job import CalibrationJob
+from ablate.profiling.clock import Clock, clock_for
+from ablate.profiling.device import datasheet_flops, device_name, gpu_uuid
+from ablate.profiling.energy import EnergyMeter
+from ablate.profiling.lacking import lacking
+from ablate.profiling.nvml import driver_version
+from ablate.profiling.surroundings import Surroundings
+
+SIZES = {"cpu": (256, 512, 1024, 2048, 4096), "cuda": (2048, 4096, 8192)}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ROUNDS = 7
+ROUND_SECONDS = 0.03
+"""A round takes at least so long: enough for any timer."""
+
+RATE_SECONDS = 0.5
+LONGEST_SECONDS = 0.5
+"""No larger matrices once one product would take longer."""
+
+COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}
+"""More than caches hold."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Work a second in the best round, and in the median one."""
+
+    best: float
+    median: float
+
+
+def rate(call: Callable[[], Any], work: float, clock: Clock, seconds: float = RATE_SECONDS) -> Rate:
+    """How fast `call`, which does so much `work`, goes again and again. The first call is not in it.
+
+    Some rounds, fewer where they take more than so many `seconds`, but always two.
+    """
+    _seconds(call, 1, clock)
+    calls = max(1, math.ceil(ROUND_SECONDS / max(1e-9, _seconds(call, 1, clock))))
+    took: list[float] = []
+    while len(took) < 2 or (len(took) < ROUNDS and sum(took) < seconds):
+        took.append(max(1e-9, _seconds(call, calls, clock)))
+    return Rate(work * calls / min(took), work * calls / median(took))
+
+
+def _seconds(call: Callable[[], Any], calls: int, clock: Clock) -> float:
+    begin = clock.mark()
+    for _ in range(calls):
+        call()
+    return clock.seconds(begin, clock.mark())
+
+
+def matmul_peak(device: torch.device, dtype: torch.dtype, clock: Clock) -> dict[str, float]:
+    """FLOPs a second of the best size, that size, and the median round's, which is lower where something disturbs.
+
+    The second matrix is tried as it lies and transposed, as a linear layer has it: in bf16 some processors are several
+    times faster with one than with the other.
+    """
+    rates: dict[bool, float] = {}
+    best: dict[str, float] = {}
+    for size, turned in product(SIZES[device.type], (True, False)):
+        work = 2.0 * size**3
+        if turned in rates and work / rates[turned] > LONGEST_SECONDS:
+            continue
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        found = rate(partial(torch.mm, a, b.T if turned else b, out=torch.empty_like(a)), work, clock)
+        if found.best > max(rates.values(), default=0.0):
+            best = {"flops_per_second": found.best, "median_flops_per_second": found.median, "size": size}
+        rates[turned] = max(found.best, rates.get(turned, 0.0))
+    return best
+
+
+def copy_bytes_per_second(device: torch.device, clock: Clock) -> float:
+    """Bytes a second, read and written, of the copy of a buffer that no cache holds."""
+    size = min(COPY_BYTES[device.type], psutil.virtual_memory().available // 8)
+    source = torch.zeros(size // 4, dtype=torch.float32, device=device).fill_(1.0)
+    target = torch.empty_like(source)
+    return rate(lambda: target.copy_(source), 2.0 * 4 * source.numel(), clock).best
+
+
+def timer_seconds(clock: Clock, readings: int = 2000) -> float | None:
+    """The smallest step that the timer of this device was seen to make."""
+    marks = [clock.mark() for _ in range(readings)]
+    steps = [clock.seconds(first, last) for first, last in pairwise(marks)]
+    return min((step for step in steps if step > 0), default=None)
+
+
+def identity(device: torch.device) -> dict[str, Any]:
+    """What a calibration holds for."""
+    return {
+        "device": device.type,
+        "device_name": device_name(device),
+        "gpu_uuid": gpu_uuid(device),
+        "threads": torch.get_num_threads(),
+        "cpus": os.cpu_count(),
+        "torch": torch.__version__,
+    }
+
+
+def measure(device: torch.device) -> dict[str, Any]:
+    """A calibration: what it holds for, and all that was measured. Some seconds."""
+    clock, around = clock_for(device), Surroundings(device)
+    around.begin()
+    products = {}
+    for name, dtype in DTYPES.items():
+        products[name] = matmul_peak(device, dtype, clock)
+        around.sample()
+    return {
+        **identity(device),
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "matmul": products,
+        "copy_bytes_per_second": copy_bytes_per_second(device, clock),
+        "timer_seconds": timer_seconds(clock),
+        **around.columns(),
+    }
+
+
+# --- Stored once a machine --------------------------------------------------------------------------------------------
+
+
+def folder() -> Path:
+    """The user's cache folder, or where ABLATE_CACHE says."""
+    if own := os.environ.get("ABLATE_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ablate"
+
+
+def calibrated(device: torch.device, *, anew: bool) -> dict[str, Any]:
+    """The stored calibration of this device, or else a new one, which is stored where that can be done."""
+    what = identity(device)
+    key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+    file = folder() / f"calibration-{key}.json"
+    known = None if anew else _read(file, what)
+    if known:
+        return known
+    found = measure(device)
+    _write(file, found)
+    return found
+
+
+def _read(file: Path, what: dict[str, Any]) -> dict[str, Any] | None:
+    """None where there is none, or one of something else."""
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+        whole = all(known[key] == value for key, value in what.items()) and {"matmul", "timer_seconds"} <= known.keys()
+        return known if whole else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _write(file: Path, found: dict[str, Any]) -> None:
+    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
+    with contextlib.suppress(OSError):  # in a home that cannot be written it is measured again the next time
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(file)
+
+
+def main(job: CalibrationJob, connection: Connection) -> None:
+    """Do `job` in this process, and tell the parent over `connection`, also what this machine has and lacks today."""
+    torch.set_num_threads(job.threads)
+    device = torch.device(job.device)
+    promised = {precision: datasheet_flops(device, precision) for precision in DTYPES}
+    connection.send(
+        (
+            "columns",
+            {
+                **calibrated(device, anew=job.anew),
+                "driver": driver_version(),
+                "datasheet_flops": {name: flops for name, flops in promised.items() if flops is not None},
+                "energy_source": EnergyMeter(device).source,
+                "lacking": lacking(device),
+            },
+        )
+    )
+    connection.send(("outcome", "ok", None, None))

@@ -1,0 +1,87 @@
+"""What NVML tells of one GPU. Each question stands alone: what has no answer is None, and nothing raises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+HELD_BACK = {
+    0x002: "applications_clocks_setting",
+    0x004: "sw_power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal_slowdown",
+    0x040: "hw_thermal_slowdown",
+    0x080: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+}
+"""Bits of why clocks are not higher. An idle GPU's (0x001) is left out: nothing is held back."""
+
+_IDLE = 0x001
+
+
+class Gpu:
+    """A GPU by its UUID, since NVML's numbering is not that of CUDA; a slice of one (MIG) by the slice's own."""
+
+    def __init__(self, uuid: str | None) -> None:
+        self.why: str | None = None
+        self._nvml: Any = None
+        self._handle: Any = None
+        if uuid is None:
+            self.why = "no GPU is in use"
+            return
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            self._nvml = pynvml
+        except Exception as error:  # no package, no driver, no such GPU, or a driver that fails in its own way
+            self.why = f"{type(error).__name__}: {error}".rstrip(": ")
+
+    def ask(self, question: str, *arguments: Any) -> Any:
+        """The answer to `nvmlDeviceGet<question>`, or None."""
+        if self._nvml is None:
+            return None
+        try:
+            return getattr(self._nvml, f"nvmlDeviceGet{question}")(self._handle, *arguments)
+        except Exception:  # not supported here, or unknown to an older pynvml
+            return None
+
+    def joules(self) -> float | None:
+        """What it has drawn since its driver was loaded."""
+        drawn = self.ask("TotalEnergyConsumption")
+        return None if drawn is None else float(drawn) / 1e3
+
+    def clock_mhz(self) -> float | None:
+        """Of its multiprocessors, now."""
+        sm = 1
+        clock = self.ask("ClockInfo", sm)
+        return None if clock is None else float(clock)
+
+    def temperature_celsius(self) -> float | None:
+        """Of the chip, now."""
+        chip = 0
+        degrees = self.ask("Temperature", chip)
+        return None if degrees is None else float(degrees)
+
+    def held_back_by(self) -> set[str] | None:
+        """Why its clocks are not higher, now; empty where nothing holds them back."""
+        bits = self.ask("CurrentClocksEventReasons")
+        bits = self.ask("CurrentClocksThrottleReasons") if bits is None else bits  # the name before driver 535
+        if bits is None:
+            return None
+        bits = int(bits) & ~_IDLE
+        known = {word for bit, word in HELD_BACK.items() if bits & bit}
+        return known | ({f"{rest:#x}"} if (rest := bits & ~sum(HELD_BACK)) else set())
+
+
+def driver_version() -> str | None:
+    """Of the NVIDIA driver; None without one."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        version = pynvml.nvmlSystemGetDriverVersion()
+    except Exception:  # as above
+        return None
+    return version.decode() if isinstance(version, bytes) else str(version)
