@@ -21,6 +21,12 @@ def test_only_measures_of_time_speed_and_memory_may_differ() -> None:
         *("attempts", "started_at", "wall_seconds", "trials_at_once", "startup_seconds", "eval_seconds"),
         *("train_tokens_per_second", "train_tokens_per_second_p10", "train_tokens_per_second_p50"),
         *("train_tokens_per_second_p90", "step_seconds_p10", "step_seconds_p50", "step_seconds_p90"),
+        *(
+            f"{part}_seconds_p{share}"
+            for part in ("data", "forward", "backward", "optimizer")
+            for share in (10, 50, 90)
+        ),
+        *(f"window_tokens_per_second_p{share}" for share in (10, 50, 90)),
         *("mfu", "hfu", "mfu_datasheet", "matmul_peak_flops", "decode_energy_joules_per_token"),
         *("other_load_cores", "device_clock_mhz_p50", "device_clock_mhz_min"),
         *("device_temperature_celsius_max", "throttle_reasons"),

@@ -12,7 +12,10 @@ import pandas as pd
 from ablate.results import Results, load
 
 _MAY_DIFFER = ("_seconds", "_per_second", "_bytes", "_at", "_p10", "_p50", "_p90", "_joules_per_token")
-_EXACT_BYTES = ("kv_cache_bytes_measured", "kv_cache_bytes_allocated")
+_EXACT_BYTES = (
+    *("kv_cache_bytes_measured", "kv_cache_bytes_allocated", "kv_cache_bytes_held", "peak_live_bytes"),
+    *("parameter_bytes", "gradient_bytes", "optimizer_state_bytes", "activation_bytes"),
+)
 _OWN = (
     *("attempts", "git_commit", "git_dirty", "trials_at_once", "mfu", "hfu", "mfu_datasheet", "matmul_peak_flops"),
     *("other_load_cores", "device_clock_mhz_min", "device_temperature_celsius_max", "throttle_reasons"),
