@@ -18,7 +18,7 @@ BENT = "§"
 
 INTRO = """Time and memory of one sequence as length to the power of e. Each cell has e, fitted to the medians at all
 lengths (least squares of logarithms), in brackets its 95 % t interval, then e between the two longest lengths alone.
-Forward and backward pass: with the loss of training and without the optimizer; its memory is the most that it holds
+Forward and backward are with the loss of training and without the optimizer; their memory is the most that they hold
 beyond weights and gradients."""
 
 NOT_STRAIGHT = (
