@@ -27,6 +27,13 @@ STATUSES = (
     "gate_failed",
 )
 
+PROFILED = (
+    *("prefill_tokens_per_second", "prefill_seconds_p50", "time_to_first_token_seconds_p50"),
+    *("decode_tokens_per_second", "decode_seconds_per_token_p50", "decode_bandwidth_share"),
+    *("decode_energy_joules_per_token", "kv_cache_bytes_measured", "kv_cache_bytes_allocated", "kv_cache_bytes_held"),
+)
+"""Columns of a profile: a new one leaves nothing of an older one."""
+
 JSON_COLUMNS = ("config", "changes", "kernels", "module_metrics")
 
 
