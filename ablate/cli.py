@@ -174,8 +174,8 @@ def _print_plan(facts: Mapping[str, Any]) -> None:
     trials = f"{many(counts['trials'], 'trial')}, {facts['stored']} of them stored"
     shared = f"{facts['device']}, {facts['workers']} at a time, {many(facts['threads'], 'thread')} each"
     click.echo(f"{numbers} variants; {trials}; {shared}")
-    if asked := _in_words(facts["profile"]):
-        click.echo(f"profile: {asked}")
+    if any(value for name, value in facts["profile"].items() if name != "rounds"):
+        click.echo(f"profile: {_in_words(facts['profile'])}")
     for name in facts["plug_ins"]:
         click.echo(f"runs your own code: {name}")
     heads = ("variant", "params", "active", "FLOPs/token", "KV bytes/token", "tensors ~", "time/trial ~")

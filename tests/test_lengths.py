@@ -83,14 +83,14 @@ def test_the_first_round_is_a_warm_up_and_every_other_one_is_kept() -> None:
     shown = iter(range(1000))
     clock = Clock(lambda: next(shown) ** 2, lambda a, b: b - a)  # reading by reading it goes faster
     rows = measured(settings, build(settings.model), clock, rounds=3)
-    for length, first in ((8, 4), (16, 20)):  # readings: four a round, of which the warm-up's are first
+    for length, first in ((8, 8), (16, 12)):  # a round has four readings for each length in turn; the first is warm-up
         singles = [r for r in rows if (r["context"], r["metric"]) == (length, "inference_seconds")]
         assert [(r["sample"], r["value"]) for r in singles if r["sample"]] == [
-            (n + 1, 2 * (first + 4 * n) + 1) for n in range(3)
+            (n + 1, 2 * (first + 8 * n) + 1) for n in range(3)
         ]
         (middle,) = (r for r in rows if (r["context"], r["metric"]) == (length, "inference_seconds_p50"))
-        assert middle["value"] == 2 * (first + 4) + 1
-        assert middle["spread"] == pytest.approx(0.8 * 16)
+        assert middle["value"] == 2 * (first + 8) + 1
+        assert middle["spread"] == pytest.approx(0.8 * 32)
     assert {(r["phase"], r["batch"]) for r in rows} == {("lengths", 1)}
 
 
@@ -157,3 +157,8 @@ def test_lengths_that_show_no_growth_are_refused(given: list[int], path: tuple[A
 def test_without_lengths_there_is_nothing_to_refuse() -> None:
     assert variant(lengths=[]).profile.lengths == []
     assert variant(lengths=[8, "0.5k"]).profile.lengths == [8, 500]
+
+
+def test_a_length_that_is_given_twice_is_measured_once() -> None:
+    settings = variant(lengths=[16, 8, 16])
+    assert points(measured(settings, build(settings.model)), "inference_seconds")[0] == [16, 8]

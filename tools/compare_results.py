@@ -16,6 +16,7 @@ _EXACT_BYTES = ("kv_cache_bytes_measured", "kv_cache_bytes_allocated")
 _OWN = (
     *("attempts", "git_commit", "git_dirty", "trials_at_once", "mfu", "hfu", "mfu_datasheet", "matmul_peak_flops"),
     *("other_load_cores", "device_clock_mhz_min", "device_temperature_celsius_max", "throttle_reasons"),
+    "decode_bandwidth_share",
 )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -49,15 +50,17 @@ def profile(
 ) -> Iterator[dict[str, Any]]:
     """Rows of `profiles` for each length, by training passes of `model` and inference with `reader`, which may be it.
 
-    The first of the rounds at a length is a warm-up. Gradients, buffers and random numbers stay as they were.
+    A round goes through all lengths, so that what slows the machine for a while slows all of them; the first round is
+    a warm-up. Gradients, buffers and random numbers stay as they were.
     """
     learner = Learner.of(model, recipe)
-    for length in lengths:
-        with aside(model):
-            found = [_round(learner, reader, sequences(length), clock) for _ in range(rounds + 1)][1:]
-        for metric in ("inference_seconds", "training_pass_seconds", "training_pass_bytes"):
-            for row in series(metric, [getattr(each, metric) for each in found]):
-                yield {"phase": "lengths", "batch": 1, "context": length} | row
+    with aside(model):
+        found = [
+            {length: _round(learner, reader, sequences(length), clock) for length in lengths} for _ in range(rounds + 1)
+        ][1:]
+    for length, metric in product(found[0], ("inference_seconds", "training_pass_seconds", "training_pass_bytes")):
+        for row in series(metric, [getattr(each[length], metric) for each in found]):
+            yield {"phase": "lengths", "batch": 1, "context": length} | row
 
 
 def _round(learner: Learner, reader: Transformer, batch: Batch, clock: Clock) -> Round:
