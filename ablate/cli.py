@@ -174,6 +174,8 @@ def _print_plan(facts: Mapping[str, Any]) -> None:
     trials = f"{many(counts['trials'], 'trial')}, {facts['stored']} of them stored"
     shared = f"{facts['device']}, {facts['workers']} at a time, {many(facts['threads'], 'thread')} each"
     click.echo(f"{numbers} variants; {trials}; {shared}")
+    if any(value for name, value in facts["profile"].items() if name != "rounds"):
+        click.echo(f"profile: {_in_words(facts['profile'])}")
     for name in facts["plug_ins"]:
         click.echo(f"runs your own code: {name}")
     heads = ("variant", "params", "active", "FLOPs/token", "KV bytes/token", "tensors ~", "time/trial ~")
@@ -196,6 +198,20 @@ def _print_plan(facts: Mapping[str, Any]) -> None:
         click.echo(f"the same as {other}: {name}")
     for each in facts["invalid"]:
         click.echo(f"invalid: {each['variant']}: {each['reason']}")
+
+
+def _in_words(settings: Mapping[str, Any]) -> str:
+    """Settings that are given, on one line: `prefill batch 1, tokens 96; lengths 128, 256; rounds 3`."""
+    shown = {
+        name: ", ".join(map(str, value)) if isinstance(value, list) else value
+        for name, value in settings.items()
+        if value
+    }
+    parts = (
+        f"{name} ({_in_words(value)})" if isinstance(value, Mapping) else f"{name.replace('_', ' ')} {value}"
+        for name, value in shown.items()
+    )
+    return "; ".join(parts)
 
 
 def _print_caches(variants: Sequence[Mapping[str, Any]]) -> None:

@@ -248,6 +248,7 @@ def plan_facts(wanted: Wanted) -> dict[str, Any]:
         "device": resources.device,
         "workers": resources.workers,
         "threads": resources.threads,
+        "profile": experiment.baseline.settings.profile.model_dump(mode="json"),
         "variants": [each.facts() for each in plans],
         "invalid": [{"variant": each.name, "reason": each.reason} for each in experiment.invalid],
         "same": experiment.same,

@@ -216,11 +216,15 @@ def _series_of_columns(row: Mapping[str, Any], curves: Mapping[str, Series]) -> 
     return series
 
 
+_CELL = ("batch", "context", "new_tokens", "path")
+"""What names a cell of a profile."""
+
+
 def _series_of_profiles(profiles: pd.DataFrame) -> dict[str, Series]:
     series: dict[str, Series] = {}
     figures = profiles[profiles["sample"].isna()]
     for each in figures.dropna(subset=["metric", "value"]).to_dict("records"):
-        place = " ".join(f"{name} {each[name]}" for name in ("batch", "context") if pd.notna(each[name]))
+        place = " ".join(f"{name} {each[name]}" for name in _CELL if pd.notna(each[name]))
         parts = ["profile", str(each["phase"]), place, str(each["metric"])]
         series["/".join(part for part in parts if part)] = [(0, float(each["value"]))]
     return series

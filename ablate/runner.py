@@ -27,6 +27,7 @@ from ablate.job import Job, Peaks
 from ablate.machine import Resources
 from ablate.plan import VariantPlan
 from ablate.results import Columns, Store
+from ablate.schema import PROFILED
 from ablate.variant import Trial
 
 _log = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ class Run:
                 return
             known, why = calibration.calibrate(self.resources.device, threads, stopped=lambda: bool(received))
             self.peaks[threads] = calibration.peaks_of(known)
-            lacking |= known["lacking"] if why is None else {"mfu": why}
+            lacking |= known["lacking"] if why is None else dict.fromkeys(("decode_bandwidth_share", "mfu"), why)
         if queue and self.resources.workers > 1:
             lacking["energy_joules_per_token"] = "trials that run at once share it: --workers 1"
         if lacking:
@@ -253,7 +254,8 @@ class Run:
         """What is known of a trial without having run it."""
         trial, plan = task.trial, self.plans[task.trial.variant.name]
         settings = trial.variant.settings
-        before = task.stored if task.stored and "train" not in task.phases else {}
+        stored = task.stored if task.stored and "train" not in task.phases else {}
+        before = {name: value for name, value in stored.items() if name not in PROFILED}
         return {
             **before,
             **self.software,

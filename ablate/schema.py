@@ -27,6 +27,13 @@ STATUSES = (
     "gate_failed",
 )
 
+PROFILED = (
+    *("prefill_tokens_per_second", "prefill_seconds_p50", "time_to_first_token_seconds_p50"),
+    *("decode_tokens_per_second", "decode_seconds_per_token_p50", "decode_bandwidth_share"),
+    *("decode_energy_joules_per_token", "kv_cache_bytes_measured", "kv_cache_bytes_allocated", "kv_cache_bytes_held"),
+)
+"""Columns of a profile: a new one leaves nothing of an older one."""
+
 JSON_COLUMNS = ("config", "changes", "kernels", "module_metrics")
 
 
@@ -89,6 +96,7 @@ TRIALS = _declare(
         *_fields(pa.float64(), "optimizer_seconds_p10 optimizer_seconds_p50 optimizer_seconds_p90"),
         *_fields(pa.float64(), "compile_seconds mfu hfu mfu_datasheet matmul_peak_flops"),
         *_fields(pa.float64(), "prefill_tokens_per_second prefill_seconds_p50"),
+        *_fields(pa.float64(), "time_to_first_token_seconds_p50 decode_bandwidth_share"),
         *_fields(pa.float64(), "decode_tokens_per_second decode_seconds_per_token_p50 energy_joules_per_token"),
         *_fields(pa.float64(), "decode_energy_joules_per_token"),
         *_fields(pa.string(), "energy_source"),
@@ -121,7 +129,8 @@ PROFILES = _declare(
     "profiles",
     [
         *_fields(pa.string(), "trial_id phase"),
-        *_fields(pa.int64(), "batch context"),
+        *_fields(pa.int64(), "batch context new_tokens"),
+        *_fields(pa.string(), "path"),  # which of several ways to the same result was taken
         *_fields(pa.string(), "metric"),
         *_fields(pa.float64(), "value spread"),
         *_fields(pa.int64(), "sample"),  # its number in a series of single values; null for a figure made of several

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
 import torch
 import torch._dynamo
 
@@ -28,12 +27,12 @@ from ablate.gates import leak
 from ablate.job import Job
 from ablate.model import Transformer, build
 from ablate.objectives import Batch, Objective, objective_of
-from ablate.profiling import decode, device, flops, kernels, live, memory, utilisation
-from ablate.profiling.clock import clock_for
-from ablate.profiling.energy import EnergyMeter, decode_joules_per_token
+from ablate.profiling import decode, device, flops, live, memory, utilisation
+from ablate.profiling.energy import EnergyMeter
+from ablate.profiling.phase import ProfilePhase, held_out_tokens, required_columns
 from ablate.profiling.watch import Watch
-from ablate.settings import DecodeSettings, TrainSettings, VariantSettings, typed
-from ablate.train import Learner, Trained, bits_per_byte, on_device, pieces, state_of, train
+from ablate.settings import TrainSettings, VariantSettings, typed
+from ablate.train import Learner, Trained, bits_per_byte, pieces, state_of, train
 
 # The server that trials are forked from imports this module once, so that no trial waits for an import: every choice,
 # and torch._dynamo, which torch's optimizers load at their first use.
@@ -46,8 +45,6 @@ SEND_EVERY = 0.2
 
 GATE_TOKENS = 32
 """Tokens of the sequences on which a variant is asked whether it sees the future."""
-
-DECODE_SECONDS = "decode_seconds_per_token_p50"
 
 REASON_LENGTH = 300
 """Characters of a reason; all of it is in the log."""
@@ -123,7 +120,7 @@ class Trial:
         model = build(self.settings.model, self.job.seed).to(self.device)
         self._tell(device.facts(self.device, self.settings.train.precision))
         if "train" in self.job.phases:
-            seen = self._tokens(corpus, 2, min(GATE_TOKENS, self.settings.train.length))
+            seen = held_out_tokens(corpus, 2, min(GATE_TOKENS, self.settings.train.length), self.device)
             if wrong := leak(model, seen):
                 return Outcome("gate_failed", wrong)
         for phase in self.job.phases:
@@ -158,40 +155,11 @@ class Trial:
             return found | {"optimizer_state_bytes": state_of(learner.optimizer)[1]}
 
     def _profile(self, model: Transformer, corpus: Corpus) -> Outcome | None:
-        settings, precision = self.settings.profile, self.settings.train.precision
-
-        def prompts(batch: int, tokens: int) -> torch.Tensor:
-            return self._tokens(corpus, batch, tokens)
-
-        example = next(HeldOut.of(corpus, self.settings.train, self.objective).batches(1))
-        inputs, _ = next(pieces(example, 1, self.device))
-        ran = {"train": kernels.training_kernels(model, inputs, precision)}
-        self._tell({"kernels": json.dumps(ran)})
-        wrong = decode.cache_mismatch(model, settings.decode, prompts) if settings.decode else None
-        if wrong:
-            return Outcome("decode_mismatch", wrong)
-        timed = model if precision == "fp32" else decode.copy_as(model, torch.bfloat16)
-        found = decode.profile(timed, settings, precision, prompts, clock_for(self.device))
-        self.reporter.profiles(found.rows)
-        self._tell(found.columns)
-        if settings.decode:
-            ran["decode"] = kernels.decoding_kernels(timed, prompts(1, settings.decode.context[0]))
-            self._tell({"kernels": json.dumps(ran)})
-            self._tell({"decode_energy_joules_per_token": self._decode_energy(timed, settings.decode, prompts)})
-        self.problems += found.problems
-        return None
-
-    def _decode_energy(self, model: Transformer, settings: DecodeSettings, prompts: decode.Prompts) -> float | None:
-        """In the first cell."""
-        if self.meter is None:
-            return None
-        prompt, seconds = prompts(settings.batch[0], settings.context[0]), self.columns.get(DECODE_SECONDS)
-        clock = clock_for(self.device)
-        return decode_joules_per_token(model, prompt, settings.new_tokens, self.meter, clock, seconds)
-
-    def _tokens(self, corpus: Corpus, batch: int, tokens: int) -> torch.Tensor:
-        """Held-out token ids `(batch, tokens)` on the device."""
-        return on_device(np.resize(corpus.validation, (batch, tokens)).astype(np.int64), self.device)
+        told = (self._tell, self.reporter.profiles)
+        given = (self.settings, corpus, self.objective, self.device, self.job.peaks, self.meter)
+        wrong, problems = ProfilePhase(*given, *told).run(model)
+        self.problems += problems
+        return Outcome("decode_mismatch", wrong) if wrong else None
 
     def _tell(self, columns: dict[str, Any]) -> None:
         self.columns |= columns
@@ -252,12 +220,8 @@ def required(settings: VariantSettings, phases: tuple[str, ...], where: torch.de
         names += ["peak_allocated_bytes", "peak_reserved_bytes"] if where.type == "cuda" else []
         names += ["peak_rss_bytes"] if where.type == "cpu" and sys.platform == "linux" else []
         names += ["peak_live_bytes", "parameter_bytes", "gradient_bytes", "optimizer_state_bytes", "activation_bytes"]
-    if "profile" in phases and settings.profile.prefill:
-        names += ["prefill_tokens_per_second", "prefill_seconds_p50"]
-    if "profile" in phases and settings.profile.decode:
-        names += ["kv_cache_bytes_measured", "kv_cache_bytes_allocated", "kv_cache_bytes_held"]
-        further = settings.profile.decode.new_tokens > 1
-        names += ["decode_tokens_per_second", "decode_seconds_per_token_p50"] if further else []
+    if "profile" in phases:
+        names += required_columns(settings.profile)
     return names
 
 
@@ -304,7 +268,7 @@ class Reporter:
 
     def profiles(self, rows: list[dict[str, Any]]) -> None:
         """Rows of the profile."""
-        names = ("phase", "batch", "context", "metric", "value", "spread", "sample")
+        names = ("phase", "batch", "context", "new_tokens", "path", "metric", "value", "spread", "sample")
         if rows:
             self.connection.send(("profiles", {name: [row.get(name) for row in rows] for name in names}))
 

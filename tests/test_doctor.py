@@ -121,5 +121,6 @@ def test_a_sweep_says_once_what_it_cannot_measure(
     assert asked == [1, 2, 4]
     assert run.peaks == {1: Peaks({"fp32": 1e9}), 2: Peaks({"fp32": 2e9}), 4: Peaks()}
     (warning,) = caplog.messages
+    assert "decode_bandwidth_share (timeout)" in warning
     for word in ("mfu_datasheet (unknown)", "mfu (timeout)", "energy_joules_per_token (trials that run at once"):
         assert word in warning

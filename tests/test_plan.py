@@ -92,7 +92,15 @@ def test_plan_for_people_shows_the_same(write: Write) -> None:
     assert "6 raw, 0 excluded, 2 invalid, 0 merged, 4 planned variants; 8 trials, 0 of them stored" in shown
     for name in ("baseline", "größe", "moe", "block=post_norm"):
         assert name in shown
+    assert "profile:" not in shown
     assert "invalid: n_heads=3: d_model 32 is not divisible by n_heads 3" in shown
+
+
+def test_plan_tells_what_is_profiled(write: Write) -> None:
+    asked = "profile: {decode: {context: [8], new_tokens: [4, 8]}, lengths: [8, 16], rounds: 2}\n"
+    shown = said(str(write(asked)), status=0)
+    assert "profile: decode (batch 1; context 8; new tokens 4, 8); lengths 8, 16; rounds 2\n" in shown
+    assert facts(write(asked))["profile"]["lengths"] == [8, 16]
 
 
 def test_plan_says_which_names_mean_the_same(write: Write) -> None:

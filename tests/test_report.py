@@ -93,6 +93,11 @@ def results(
     return Results(Path("results/demo"), experiment, *frames)
 
 
+def lengths(trial_id: str, seconds: dict[int, float], metric: str = "training_pass_seconds_p50") -> list[Row]:
+    cell = {"trial_id": trial_id, "phase": "lengths", "batch": 1, "spread": 0.0}
+    return [{**cell, "context": length, "metric": metric, "value": value} for length, value in seconds.items()]
+
+
 def golden_results() -> Results:
     """A bit of everything: ties, NaN, OOM, a divergence, a missing seed, a single seed, odd names, a mid-run plan."""
     rows = [
@@ -146,6 +151,7 @@ def golden_results() -> Results:
             ("prefill", "tokens_per_second", 99.0, 1.0),
         )
     ]
+    profiles += lengths("gqa-0", {128: 1.0, 256: 2.1, 512: 8.0}) + lengths("tie-0", {128: 1.0, 256: 4.0, 512: 16.0})
     return results(
         rows,
         variants,
@@ -599,6 +605,47 @@ def test_single_values_are_in_no_table(plain_text: Any) -> None:
     ((heads, *rows),) = tables_of(text)
     assert heads == ["variant", "batch", "context", "step, median ↓ (ms)", "n"]
     assert rows == [["baseline", "4", "16", "1,000", "1"]]
+
+
+def test_exponents_are_told_by_variant_with_the_kernel_that_ran(plain_text: Any) -> None:
+    ran = json.dumps({"train": ["_scaled_dot_product_flash_attention_for_cpu", "mm"], "decode": ["mm"]})
+    rows = [trial("baseline", seed, 2.5, kernels=ran) for seed in range(3)] + [trial("a", 0, 2.5)]
+    squares, flat = {128: 1.0, 256: 4.0, 512: 16.0}, {128: 1.0, 256: 1.0, 512: 4.0}
+    profiles = [
+        *(
+            row
+            for seed, far in enumerate((0.9, 1.0, 5.0))
+            for row in lengths(f"baseline-{seed}", squares | {512: far * 16})
+        ),
+        *lengths("a-0", flat),
+        *lengths("a-0", {128: 100, 256: 200}, "training_pass_bytes_p50"),
+    ]
+    text = section(plain_text(results(rows, profiles=profiles)), "Scaling with sequence length")
+    exponents, points = tables_of(text)
+    assert exponents[1] == ["baseline", "flash_attention_for_cpu", "n/a", "2.00 [2.00, 2.00]; 2.00", "n/a", "3"]
+    assert exponents[2][:3] == ["a", "n/a", "n/a"]
+    assert exponents[2][4:] == ["1.00; 1.00", "3"], "two points have no interval"
+    assert points[0][:3] == ["variant", "batch", "context"]
+    assert [row[2] for row in points[1:]] == ["128", "256", "512"] * 2
+    assert "§" not in text, "a wide interval holds what lies between the last two"
+
+
+def test_what_is_no_power_law_is_marked(plain_text: Any) -> None:
+    bent = {2**n: 100.0 + 2.0**n for n in range(4, 12)}
+    text = plain_text(results([trial("baseline", 0, 2.5)], profiles=lengths("baseline-0", bent)))
+    shown = section(text, "Scaling with sequence length")
+    assert re.search(r"0\.\d+ \[.*; 0\.9\d §", shown)
+    assert "No power law" in shown
+
+
+def test_a_cell_has_its_new_tokens_and_its_path(plain_text: Any) -> None:
+    cell = {"trial_id": "baseline-0", "phase": "decode", "batch": 1, "context": 8, "metric": "x", "value": 1.0}
+    profiles = [{**cell, "new_tokens": n, "path": path} for n in (16, 4) for path in ("b", None, "a")]
+    ((heads, *rows),) = tables_of(
+        section(plain_text(results([trial("baseline", 0, 2.5)], profiles=profiles)), "Profiles")
+    )
+    assert heads == ["variant", "batch", "context", "new tokens", "path", "x", "n"]
+    assert [row[3:5] for row in rows] == [[n, path] for n in ("4", "16") for path in ("—", "a", "b")]
 
 
 def test_profiles_give_median_and_spread(plain_text: Any) -> None:

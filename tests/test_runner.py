@@ -143,7 +143,8 @@ def test_a_new_profile_profiles_and_trains_nothing(tmp_path: Path) -> None:
     write(tmp_path)
     assert run(tmp_path)[0] == 0
     before = ablate.load(tmp_path / "results/tiny")
-    status, output = run(tmp_path, "--set", "profile.decode.context=[4]")
+    new_profile = ("profile.decode.context=[4]", "profile.decode.new_tokens=1", "profile.lengths=[4, 8]")
+    status, output = run(tmp_path, *(part for each in new_profile for part in ("--set", each)))
     after = ablate.load(tmp_path / "results/tiny")
     assert status == 0, output
     assert after.trials["trial_id"].equals(before.trials["trial_id"])
@@ -154,6 +155,10 @@ def test_a_new_profile_profiles_and_trains_nothing(tmp_path: Path) -> None:
     old, new = (each.profiles.set_index("phase") for each in (before, after))
     assert set(old.loc["decode", "context"]) == {8}
     assert set(new.loc["decode", "context"]) == {4}
+    assert set(new.loc["lengths", "context"]) == {4, 8}
+    assert "lengths" not in old.index
+    assert before.trials["decode_tokens_per_second"].notna().all()
+    assert after.trials["decode_tokens_per_second"].isna().all(), "of a profile that is gone"
     assert new.loc["train"].equals(old.loc["train"]), "what was measured in training stays"
     assert new.loc["train", "sample"].notna().any()
     assert after.curves.equals(before.curves)

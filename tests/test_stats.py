@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ablate.metrics import METRICS, Metric, metric_of
-from ablate.stats import finite, paired_difference, summarize, values_by_seed
+from ablate.stats import finite, paired_difference, power_law, summarize, values_by_seed
 
 LOSSES = st.lists(st.floats(-100, 100), min_size=2, max_size=8)
 
@@ -106,6 +106,70 @@ def test_only_finite_numbers_compete(value: Any) -> None:
 def test_large_whole_numbers_keep_their_digits() -> None:
     rows = [{"seed": 0, "status": "ok", "params_total": 2**60 + 1}]
     assert values_by_seed(rows, "params_total") == {0: 2**60 + 1}
+
+
+# --- Growth -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exponent", [-1.0, 0.0, 1.0, 2.0, 2.5])
+def test_an_exact_power_law_is_found(exponent: float) -> None:
+    xs = [64, 128, 256, 512, 1024]
+    law = power_law(xs, [3e-6 * x**exponent for x in xs])
+    assert law is not None
+    for found in (law.exponent, law.low, law.high, law.local):
+        assert found == pytest.approx(exponent, abs=1e-10)
+    assert law.factor == pytest.approx(3e-6)
+    assert law.n == 5
+    assert law.is_straight
+
+
+@given(st.lists(st.floats(1e-9, 1e9), min_size=3, max_size=8))
+def test_a_power_law_is_scipys_line_through_logarithms(ys: list[float]) -> None:
+    xs = [100 * 1.7**n for n in range(len(ys))]
+    law, line = power_law(xs, ys), scipy.stats.linregress(np.log(xs), np.log(ys))
+    half = scipy.stats.t.ppf(0.975, len(ys) - 2) * line.stderr
+    assert law is not None
+    assert law.exponent == pytest.approx(line.slope, rel=1e-10, abs=1e-10)
+    assert law.factor == pytest.approx(np.exp(line.intercept), rel=1e-9)
+    if line.stderr > 1e-6:  # scipy's is of squares that cancel
+        assert law.low == pytest.approx(line.slope - half, rel=1e-8, abs=1e-8)
+        assert law.high == pytest.approx(line.slope + half, rel=1e-8, abs=1e-8)
+    assert law.local == pytest.approx(np.log(ys[-1] / ys[-2]) / np.log(1.7), rel=1e-9, abs=1e-9)
+
+
+def test_a_power_law_with_known_values() -> None:
+    xs, ys = [128.0, 256.0, 512.0, 1024.0], [0.011, 0.021, 0.052, 0.172]
+    law, line = power_law(xs, ys), scipy.stats.linregress(np.log(xs), np.log(ys))
+    assert law is not None
+    half = scipy.stats.t.ppf(0.975, 2) * line.stderr
+    assert (law.exponent, law.low, law.high) == pytest.approx(
+        (line.slope, line.slope - half, line.slope + half), rel=1e-10
+    )
+    assert law == power_law(reversed(xs), reversed(ys)), "whatever the order"
+
+
+def test_the_longest_two_tell_a_bend() -> None:
+    xs = [2.0**n for n in range(4, 12)]
+    law = power_law(xs, [1000 + x**2 for x in xs])
+    assert law is not None
+    assert law.local > 1.9 > law.exponent
+    assert not law.is_straight
+
+
+def test_two_points_have_no_interval_and_fewer_no_law() -> None:
+    law = power_law([1, 10], [1, 100])
+    assert law is not None
+    assert (law.exponent, law.low, law.high, law.n) == (pytest.approx(2.0), None, None, 2)
+    assert law.is_straight
+    for xs, ys in (
+        ([], []),
+        ([8], [1]),
+        ([8, 8], [1, 2]),
+        ([8, 16], [0, 1]),
+        ([8, 16], [1, math.nan]),
+        ([0, 8], [1, 1]),
+    ):
+        assert power_law(xs, ys) is None
 
 
 def test_every_metric_states_its_direction() -> None:

@@ -187,6 +187,20 @@ def test_profiles_are_rows_of_cells(done: Parent) -> None:
     assert done.columns["kv_cache_bytes_measured"] == cost.cache_bytes(settings, 1, 12, "fp32")
 
 
+def test_a_latent_s_ways_and_the_lengths_are_profiled() -> None:
+    profile = {"decode": {"context": [8], "new_tokens": [1, 4]}, "lengths": [8, 16]}
+    parent = performed(job(("profile",), model={"attention": "mla"}, profile=profile))
+    assert parent.outcome == ("ok", "profile", "")
+    rows = parent.table("profiles")
+    assert {r["context"] for r in rows if r["phase"] == "lengths"} == {8, 16}
+    cells = {(r["new_tokens"], r["path"]) for r in rows if r["phase"] == "decode"}
+    assert cells == {(n, way) for n in (1, 4) for way in ("absorbed", "expanded")}
+    assert {(r["new_tokens"], r["path"]) for r in rows if r["phase"] != "decode"} == {(None, None)}
+    assert "path absorbed" in json.loads(parent.columns["kernels"])["decode"]
+    assert parent.columns["time_to_first_token_seconds_p50"] > 0
+    assert parent.columns["decode_bandwidth_share"] is None, "nothing was calibrated"
+
+
 def test_text_has_bits_per_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = typed(job().settings).data.corpus()
     text = type(corpus)(corpus.train, corpus.validation, 16, "", 2.0, "")

@@ -11,7 +11,8 @@ A choice's module is called as `module(x, position, start, mask, cache, memory)`
 * `memory` is `(B, S, D)` where the module was built for a shape that is `cross`: the tokens of the other sequence,
   which `mask` is then about. With a cache it is read at the first call alone, and may be None later.
 
-A module with several ways to the same result says in `module.path` which one it took last.
+A module with several ways to the same result says in `module.path` which one it took last. If they are ways to read its
+cache, it lists them in `decode_paths` and takes the one in `decode_path`, which may be set: a profile measures each.
 """
 
 from __future__ import annotations

@@ -30,6 +30,8 @@ from ablate.rms import RMSNorm
 class LatentAttention(nn.Module):
     """Attention over keys and values that are expanded from a latent, `(B, T, D)` to `(B, T, D)`."""
 
+    decode_paths: ClassVar[tuple[str, ...]] = ("absorbed", "expanded")
+
     def __init__(
         self,
         d_model: int,
@@ -49,7 +51,7 @@ class LatentAttention(nn.Module):
         kernel: Kernel = "sdpa",
     ) -> None:
         super().__init__()
-        self.n_heads, self.rank, self.decode = n_heads, kv_lora_rank, decode
+        self.n_heads, self.rank, self.decode_path = n_heads, kv_lora_rank, decode
         self.path = ""
         self.nope, self.rope, self.v_dim = qk_nope_head_dim, qk_rope_head_dim, v_head_dim
         self.dropout, self.cross = dropout, cross
@@ -88,7 +90,7 @@ class LatentAttention(nn.Module):
         q = self.q_up(self.q_norm(q)).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
         q = torch.cat([q[..., : self.nope], position.rotate(q[..., self.nope :], start)], dim=-1)
         bias = position.bias(q, entries, start, 0, self.scoring.scale)
-        self.path = "expanded" if first else self.decode
+        self.path = "expanded" if first else self.decode_path
         attention = self._expanded if self.path == "expanded" else self._absorbed
         y = attention(q, entries, start, bias, mask)
         out: Tensor = self.out(y.transpose(1, 2).flatten(2))

@@ -131,6 +131,12 @@ def windows(seconds: Sequence[float], tokens: int) -> list[float]:
     return [tokens * len(window) / float(window.sum()) for window in cut if len(window)]
 
 
+def series(metric: str, values: Sequence[float], first: int = 1) -> list[dict[str, Any]]:
+    """Rows of `profiles`: the median with its spread, and every single value, numbered from `first`."""
+    middle = {"metric": f"{metric}_p50", "value": percentile(values, 50), "spread": spread(values)}
+    return [middle, *samples(metric, values, first)]
+
+
 def samples(metric: str, values: Sequence[float], first: int = 1) -> list[dict[str, Any]]:
     """Rows of `profiles` with every single value, numbered from `first`; of very many an even selection."""
     every = -(-len(values) // MOST_SAMPLES) or 1

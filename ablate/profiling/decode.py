@@ -1,8 +1,8 @@
 """Reading a prompt and writing token by token: first whether the cache is right, then how fast it is.
 
-Prefill is the time to the first token. Decoding n tokens takes n - 1 further steps, whose time by n - 1 is the time per
-token. The last token is fed as well, outside the time, so that the cache ends with all of them in it. Making room for
-the cache is outside the time too.
+Prefill is the time to the first token, and each cell's own. Decoding n tokens takes n - 1 further steps, whose time by
+n - 1 is the time per token; a single one has none. The last token is fed as well, outside the time, so that the cache
+ends with all of them in it. Making room for the cache is outside the time too.
 
 The cache is measured in three ways that must agree: by the formula, by its live tensors, and by what memory holds after
 a generation that it did not hold before, so that nothing is kept elsewhere.
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -25,7 +26,8 @@ from torch import Tensor
 from ablate import cost
 from ablate.model import Transformer, build
 from ablate.objectives import special_token
-from ablate.profiling.clock import Clock, spread
+from ablate.profiling import bandwidth, paths
+from ablate.profiling.clock import Clock, series, spread
 from ablate.profiling.live import LiveBytes
 from ablate.settings import DecodeSettings, ModelSettings, ProfileSettings, VariantSettings
 
@@ -39,13 +41,28 @@ Prompts = Callable[[int, int], Tensor]
 """Token ids `(batch, tokens)` on the model's device, the same at every call."""
 
 
+Row = dict[str, Any]
+"""Of `profiles`."""
+
+
 @dataclass
 class Profile:
     """Rows of `profiles`, the columns of `trials` that its first cells give, and what was wrong."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     columns: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+
+    def add(self, place: Row, rows: list[Row]) -> None:
+        """What was measured there; of what is not known there is no row."""
+        self.rows += [place | row for row in rows if row["value"] is not None]
+        self.fill(rows)
+
+    def fill(self, rows: list[Row]) -> None:
+        """Columns that no cell before this one has filled."""
+        for row in rows:
+            if row.get("sample") is None:
+                self.columns.setdefault(row["metric"], row["value"])
 
 
 @dataclass(frozen=True)
@@ -105,37 +122,73 @@ def cached(settings: ModelSettings, context: int, new_tokens: int) -> tuple[int,
     return (1 + new_tokens, context) if settings.family == "encoder_decoder" else (context + new_tokens, 0)
 
 
-def profile(model: Transformer, settings: ProfileSettings, precision: str, prompts: Prompts, clock: Clock) -> Profile:
-    """Measure every cell of `settings` with a model of that precision whose cache is known to be right."""
+def profile(
+    model: Transformer,
+    settings: ProfileSettings,
+    precision: str,
+    prompts: Prompts,
+    clock: Clock,
+    copy_bytes_per_second: float | None = None,
+) -> Profile:
+    """Measure every cell of `settings` with a model of that precision whose cache is known to be right.
+
+    A model with several ways to read its cache decodes each cell in each of them. Prefill comes first, and the way that
+    the settings choose: the first cell fills the columns.
+    """
     found = Profile()
     model.eval()
-    for phase, batch, context, new_tokens in _cells(settings):
-        runs = [generate(model, prompts(batch, context), new_tokens, clock) for _ in range(settings.rounds + 1)][1:]
-        values = _prefill(runs, batch * context)
-        if phase == "decode":
-            values |= _decode(runs, batch)
-            tokens, source_tokens = cached(model.settings, context, new_tokens)
-            promised = cost.cache_bytes(model.settings, batch, tokens, precision, source_tokens)
-            held = held_bytes(model, prompts(batch, context), new_tokens)
-            values["kv_cache_bytes_held"] = (held, None)
-            found.problems += _disagreement(promised, runs[-1], held, f"{batch} x {context + new_tokens}")
-        for metric, (value, width) in values.items():
-            cell = {"phase": phase, "batch": batch, "context": context}
-            found.rows.append({**cell, "metric": metric, "value": value, "spread": width})
-            found.columns.setdefault(metric, value)
+    grid = product(settings.prefill.batch, settings.prefill.tokens) if settings.prefill else ()
+    for batch, tokens in grid:
+        runs = _rounds(model, prompts(batch, tokens), 0, settings.rounds, clock)
+        found.add({"phase": "prefill", "batch": batch, "context": tokens}, _prefill(runs, batch * tokens))
+    ways = paths.ways(model) if settings.decode else []
+    for cell, way in product(settings.decode.cells if settings.decode else [], ways):
+        with paths.taking(model, way):
+            _measure_cell(found, model, Cell(*cell, precision), prompts, settings.rounds, clock, copy_bytes_per_second)
     return found
 
 
-def _cells(settings: ProfileSettings) -> Iterator[tuple[str, int, int, int]]:
-    """Phase, batch, context and new tokens. Prefill comes first: its first cell fills the columns, else decoding's."""
-    if settings.prefill:
-        for batch in settings.prefill.batch:
-            for tokens in settings.prefill.tokens:
-                yield "prefill", batch, tokens, 0
-    if settings.decode:
-        for batch in settings.decode.batch:
-            for context in settings.decode.context:
-                yield "decode", batch, context, settings.decode.new_tokens
+@dataclass(frozen=True)
+class Cell:
+    """So many sequences at once, tokens before the first new one, new tokens, and the precision of all."""
+
+    batch: int
+    context: int
+    new_tokens: int
+    precision: str
+
+    def cache_bytes(self, settings: ModelSettings) -> int | None:
+        """What the cache must hold at the end."""
+        tokens, source_tokens = cached(settings, self.context, self.new_tokens)
+        return cost.cache_bytes(settings, self.batch, tokens, self.precision, source_tokens)
+
+
+def _measure_cell(
+    found: Profile,
+    model: Transformer,
+    cell: Cell,
+    prompts: Prompts,
+    rounds: int,
+    clock: Clock,
+    copy_bytes_per_second: float | None,
+) -> None:
+    """Decode in one cell, the way that the model takes now."""
+    prompt = prompts(cell.batch, cell.context)
+    runs = _rounds(model, prompt, cell.new_tokens, rounds, clock)
+    held = held_bytes(model, prompt, cell.new_tokens)
+    read = bandwidth.step_bytes(model.settings, cell.batch, cell.context, cell.new_tokens, cell.precision)
+    place = {"phase": "decode", "batch": cell.batch, "context": cell.context, "new_tokens": cell.new_tokens}
+    rows = [*_decode(runs, cell.batch), *_shares(runs, read, copy_bytes_per_second)]
+    name = paths.name_of(paths.taken(model))
+    found.add(place | {"path": name}, [*rows, figure("kv_cache_bytes_held", held)])
+    found.fill(_prefill(runs, cell.batch * cell.context))
+    size = f"{cell.batch} x {cell.context + cell.new_tokens} tokens" + (f" (path {name})" if name else "")
+    found.problems += _disagreement(cell.cache_bytes(model.settings), runs[-1], held, size)
+
+
+def _rounds(model: Transformer, prompt: Tensor, new_tokens: int, rounds: int, clock: Clock) -> list[Generation]:
+    """All but the first, which is the warm-up."""
+    return [generate(model, prompt, new_tokens, clock) for _ in range(rounds + 1)][1:]
 
 
 @torch.inference_mode()
@@ -159,38 +212,48 @@ def generate(model: Transformer, prompt: Tensor, new_tokens: int, clock: Clock) 
     )
 
 
-Values = dict[str, tuple[float, float | None]]
-
-
-def _prefill(runs: list[Generation], tokens: int) -> Values:
+def _prefill(runs: list[Generation], tokens: int) -> list[Row]:
     seconds = [run.prefill_seconds for run in runs]
-    rates = [tokens / each for each in seconds]
-    return {
-        "prefill_tokens_per_second": (tokens / median(seconds), spread(rates)),
-        "prefill_seconds_p50": (median(seconds), spread(seconds)),
-    }
+    return [_rate("prefill_tokens_per_second", tokens, seconds), *series("prefill_seconds", seconds)]
 
 
-def _decode(runs: list[Generation], batch: int) -> Values:
+def _decode(runs: list[Generation], batch: int) -> list[Row]:
     written, allocated = runs[-1].written_bytes, runs[-1].allocated_bytes
-    values: Values = {
-        "kv_cache_bytes_measured": (written, None),
-        "kv_cache_bytes_allocated": (allocated - written, None),
-    }
-    seconds = [run.seconds_per_token for run in runs if run.seconds_per_token is not None]
-    if seconds:
-        rates = [batch / each for each in seconds]
-        values["decode_tokens_per_second"] = (batch / median(seconds), spread(rates))
-        values["decode_seconds_per_token_p50"] = (median(seconds), spread(seconds))
-    return values
+    rows = series("time_to_first_token_seconds", [run.prefill_seconds for run in runs])
+    if seconds := _per_token(runs):
+        rows += [_rate("decode_tokens_per_second", batch, seconds), *series("decode_seconds_per_token", seconds)]
+    bytes_ = {"kv_cache_bytes_measured": written, "kv_cache_bytes_allocated": allocated - written}
+    return [*rows, *(figure(metric, value) for metric, value in bytes_.items())]
+
+
+def _shares(runs: list[Generation], read: int | None, copy_bytes_per_second: float | None) -> list[Row]:
+    """A step writes a token of each sequence, so that its time is that per token."""
+    seconds = _per_token(runs)
+    shares = [bandwidth.share(read, each, copy_bytes_per_second) for each in seconds]
+    known = [each for each in shares if each is not None]
+    value = bandwidth.share(read, median(seconds), copy_bytes_per_second) if seconds else None
+    return [figure("decode_bandwidth_share", value, spread(known) if known else None)]
+
+
+def _per_token(runs: list[Generation]) -> list[float]:
+    return [run.seconds_per_token for run in runs if run.seconds_per_token is not None]
+
+
+def _rate(metric: str, work: int, seconds: list[float]) -> Row:
+    return figure(metric, work / median(seconds), spread([work / each for each in seconds]))
+
+
+def figure(metric: str, value: float | None, width: float | None = None) -> Row:
+    """A row of `profiles` that stands alone."""
+    return {"metric": metric, "value": value, "spread": width}
 
 
 def _disagreement(promised: int | None, run: Generation, held: int, tokens: str) -> Iterator[str]:
     written, allocated = run.written_bytes, run.allocated_bytes
     if promised not in (None, written):
-        yield f"the cache of {tokens} tokens holds {written} bytes, not the {promised} that were promised"
+        yield f"the cache of {tokens} holds {written} bytes, not the {promised} that were promised"
     if held != allocated:
-        yield f"{held} bytes stay in memory for {tokens} tokens, not the {allocated} that the cache has room for"
+        yield f"{held} bytes stay in memory for {tokens}, not the {allocated} that the cache has room for"
 
 
 @torch.no_grad()
@@ -233,18 +296,24 @@ def _byte_counter(device: torch.device) -> Iterator[Callable[[], int]]:
 def cache_mismatch(model: Transformer, settings: DecodeSettings, prompts: Prompts) -> str | None:
     """What is wrong with the cache, over a prompt of the first context and some tokens one by one; None if nothing is.
 
-    A difference in float32 counts if float64 shows it too: a router that stands between two experts may choose another
-    one for the last bit of a logit, and is right both times.
+    However the cache can be read. A difference in float32 counts if float64 shows it too: a router that stands between
+    two experts may choose another one for the last bit of a logit, and is right both times.
     """
     context = settings.context[0]
-    tokens = prompts(2, context + min(settings.new_tokens, CHECKED_STEPS))
-    difference = cache_difference(model, tokens, context)
-    if difference <= TOLERANCE:
-        return None
-    exact = cache_difference(copy_as(model, torch.float64), tokens, context)
-    if exact <= TOLERANCE:
-        return None
-    return f"cached and full logits differ by {exact:.3g} standard deviations, more than {TOLERANCE:g}"
+    tokens = prompts(2, context + min(settings.new_tokens[0], CHECKED_STEPS))
+    for way in paths.ways(model):
+        if _difference(model, way, tokens, context) <= TOLERANCE:
+            continue
+        if (exact := _difference(copy_as(model, torch.float64), way, tokens, context)) <= TOLERANCE:
+            continue
+        taken = f" (path {name})" if (name := paths.name_of(way)) else ""
+        return f"cached and full logits differ by {exact:.3g} standard deviations, more than {TOLERANCE:g}{taken}"
+    return None
+
+
+def _difference(model: Transformer, way: paths.Way, tokens: Tensor, context: int) -> float:
+    with paths.taking(model, way):
+        return cache_difference(model, tokens, context)
 
 
 @torch.inference_mode()

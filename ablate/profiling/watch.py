@@ -13,11 +13,9 @@ from ablate.profiling import memory
 from ablate.profiling.clock import (
     StepTimer,
     clock_for,
-    percentile,
     percentiles,
-    samples,
+    series,
     speeds,
-    spread,
     warmup_steps,
     windows,
 )
@@ -109,13 +107,9 @@ class Watch:
         Steps and their parts have the number of the step, windows their own.
         """
         seconds = self.timer.seconds()
-        series = {f"{part}_seconds": (each, self.warmup + 1) for part, each in seconds.items()}
+        found = [row for part, each in seconds.items() for row in series(f"{part}_seconds", each, self.warmup + 1)]
         if steps := seconds.get("step"):
-            series["window_tokens_per_second"] = windows(steps, self.recipe.batch_tokens), 1
-        found = []
-        for metric, (values, first) in series.items():
-            found.append({"metric": f"{metric}_p50", "value": percentile(values, 50), "spread": spread(values)})
-            found += samples(metric, values, first)
+            found += series("window_tokens_per_second", windows(steps, self.recipe.batch_tokens))
         return found
 
     def _warm(self) -> None:

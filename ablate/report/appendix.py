@@ -38,20 +38,34 @@ DEFINITIONS = """## What the numbers mean
 - model FLOPs utilisation (MFU): three times the FLOPs per token, by tokens/s, of the matmul peak that was measured on
   this device with the same threads and precision; of the data sheet: of the dense peak that the maker promises.
   hardware FLOPs utilisation (HFU): the same of the FLOPs that were executed, with what is computed twice.
+- first token: reading the prompt, measured in each cell of decoding anew. decode: the time of the n - 1 further tokens
+  by n - 1. path: an attention that can read its cache in several ways is measured in each; outside of the profile the
+  figures are those of the way that its settings choose.
+- decode, share of the copy's bandwidth: the bytes that a step must read by its time, of what a bare copy on this device
+  reads and writes a second. Those bytes are each weight that it computes with, once (experts only where active, of
+  tables of embeddings the rows looked up, the output head in full), and the whole batch's cache after context + half of
+  the new tokens. Over 100 % where the processor's own caches hold a part of it. n/a also where it is not known what a
+  step reads: experts with several sequences at once, a decoder that reads another sequence.
 - energy, J/token: what the device that computes drew, a GPU by NVML, a CPU with its memory by RAPL; only while no other
   trial ran beside. decode energy: that of a written token, without reading its prompt."""
 
 
 # --- Profiles ---------------------------------------------------------------------------------------------------------
 
+OWN_SECTION = {"lengths"}
+"""Phases that are shown elsewhere."""
+
+CELL = ("batch", "context", "new_tokens", "path")
+"""What names a cell of a phase; what no row of a phase has gets no column."""
+
 
 def profiles(evidence: Evidence) -> str:
     """A table a phase: each variant in each cell of batch and context; empty where nothing was profiled."""
     phases = sorted(
-        {str(row["phase"]) for rows in evidence.profiles.values() for row in rows},
+        {str(row["phase"]) for rows in evidence.profiles.values() for row in rows} - OWN_SECTION,
         key=lambda phase: (_rank(phase), phase),
     )
-    tables = [(phase, _phase_table(evidence, phase)) for phase in phases]
+    tables = [(phase, phase_table(evidence, phase)) for phase in phases]
     parts = [f"### {escape(phase)}\n\n{text}" for phase, text in tables if text]
     if not parts:
         return ""
@@ -64,30 +78,37 @@ def _rank(phase: str) -> int:
     return known.index(phase) if phase in known else len(known)
 
 
-def _phase_table(evidence: Evidence, phase: str) -> str:
-    cells: dict[tuple[int, Any, Any], dict[str, list[Row]]] = {}
+def phase_table(evidence: Evidence, phase: str) -> str:
+    """Each variant in each cell."""
+    cells: dict[tuple[int, *tuple[Any, ...]], dict[str, list[Row]]] = {}
     for place, variant in enumerate(evidence.variants):
-        for row in _profile_rows(evidence, variant, phase):
-            at = cells.setdefault((place, row["batch"], row["context"]), {})
+        for row in profile_rows(evidence, variant, phase):
+            at = cells.setdefault((place, *(row[name] for name in CELL)), {})
             at.setdefault(str(row["metric"]), []).append(row)
     metrics = list(dict.fromkeys(name for found in cells.values() for name in found))
-    headers = ["variant", "batch", "context", *(escape(metric_of(name).heading) for name in metrics), "n"]
-    ordered = sorted(
-        cells.items(), key=lambda item: (item[0][0], *(-1 if each is None else each for each in item[0][1:]))
-    )
+    told = [i for i, name in enumerate(CELL, 1) if i < 3 or any(cell[i] is not None for cell in cells)]
+    headings = [CELL[i - 1].replace("_", " ") for i in told]
+    headers = ["variant", *headings, *(escape(metric_of(name).heading) for name in metrics), "n"]
     rows = [
         [
-            escape(evidence.variants[place].name),
-            *(DOES_NOT_APPLY if each is None else f"{each:,}" for each in (batch, context)),
+            escape(evidence.variants[cell[0]].name),
+            *(_cell_name(cell[i]) for i in told),
             *(_profile_cell(found.get(name, []), name) for name in metrics),
             str(max(len(each) for each in found.values())),
         ]
-        for (place, batch, context), found in ordered
+        for cell, found in sorted(cells.items(), key=lambda item: [(each is not None, each) for each in item[0]])
     ]
     return table(headers, rows)
 
 
-def _profile_rows(evidence: Evidence, variant: Variant, phase: str) -> Iterator[Row]:
+def _cell_name(value: Any) -> str:
+    if value is None:
+        return DOES_NOT_APPLY
+    return f"{value:,}" if isinstance(value, int) else escape(value)
+
+
+def profile_rows(evidence: Evidence, variant: Variant, phase: str) -> Iterator[Row]:
+    """What its trials that ended ok have of a phase."""
     for trial in variant.rows:
         if trial.get("status") == "ok":
             yield from (row for row in evidence.profiles.get(str(trial["trial_id"]), []) if row["phase"] == phase)

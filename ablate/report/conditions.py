@@ -260,13 +260,15 @@ def attention_kernels(kernels: str, *, paths: bool = False) -> str:
 
     With `paths` also which of several ways to its result an attention took.
     """
-    parts = []
-    for phase, names in sorted(json.loads(kernels).items(), reverse=True):
-        fused = [name for name in names if "attention" in name and "backward" not in name]
-        words = [name.removeprefix("_scaled_dot_product_") for name in fused] or ["unfused"]
-        words += [name for name in names if paths and name.startswith("path ")]
-        parts.append(f"{phase}: {', '.join(words)}")
-    return "; ".join(parts)
+    ran = sorted(json.loads(kernels).items(), reverse=True)
+    return "; ".join(f"{phase}: {fused_kernels(names, paths=paths)}" for phase, names in ran)
+
+
+def fused_kernels(names: list[str], *, paths: bool = False) -> str:
+    """The same of one phase, from the names of what ran in it."""
+    fused = [name for name in names if "attention" in name and "backward" not in name]
+    words = [name.removeprefix("_scaled_dot_product_") for name in fused] or ["unfused"]
+    return ", ".join([*words, *(name for name in names if paths and name.startswith("path "))])
 
 
 def _other_batches(evidence: Evidence) -> Iterator[str]:

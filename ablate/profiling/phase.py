@@ -1,0 +1,98 @@
+"""The phase of a trial that profiles: all that the file asks for under `profile`, one after the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ablate.batches import HeldOut
+from ablate.data import Corpus
+from ablate.job import Peaks
+from ablate.model import Transformer
+from ablate.objectives import Batch, Objective
+from ablate.profiling import decode, kernels, lengths
+from ablate.profiling.clock import Clock, clock_for
+from ablate.profiling.energy import EnergyMeter, decode_joules_per_token
+from ablate.settings import DecodeSettings, ProfileSettings, VariantSettings
+from ablate.train import on_device, pieces
+
+DECODE_SECONDS = "decode_seconds_per_token_p50"
+
+
+def held_out_tokens(corpus: Corpus, batch: int, tokens: int, device: torch.device) -> torch.Tensor:
+    """Held-out token ids `(batch, tokens)` on the device."""
+    return on_device(np.resize(corpus.validation, (batch, tokens)).astype(np.int64), device)
+
+
+@dataclass(frozen=True)
+class ProfilePhase:
+    """What is measured with, and who is told: `tell` takes columns of `trials`, `keep` rows of `profiles`."""
+
+    settings: VariantSettings
+    corpus: Corpus
+    objective: Objective
+    device: torch.device
+    peaks: Peaks
+    meter: EnergyMeter | None
+    tell: Callable[[dict[str, Any]], None]
+    keep: Callable[[list[dict[str, Any]]], None]
+
+    def run(self, model: Transformer) -> tuple[str | None, list[str]]:
+        """Measure and tell. What is wrong with the cache, so that nothing is measured, and what else is wrong."""
+        asked, precision, clock = self.settings.profile, self.settings.train.precision, clock_for(self.device)
+        ran = {"train": self._training_kernels(model)}
+        self.tell({"kernels": json.dumps(ran)})
+        wrong = decode.cache_mismatch(model, asked.decode, self._prompts) if asked.decode else None
+        if wrong:
+            return wrong, []
+        timed = model if precision == "fp32" else decode.copy_as(model, torch.bfloat16)
+        found = decode.profile(timed, asked, precision, self._prompts, clock, self.peaks.copy_bytes_per_second)
+        self.keep(found.rows)
+        self.tell(found.columns)
+        if asked.decode:
+            ran["decode"] = kernels.decoding_kernels(timed, self._prompts(1, asked.decode.context[0]))
+            self.tell({"kernels": json.dumps(ran)})
+            joules = self._decode_energy(timed, asked.decode, found.columns.get(DECODE_SECONDS), clock)
+            self.tell({"decode_energy_joules_per_token": joules})
+        if asked.lengths:
+            recipe = self.settings.train
+            self.keep([*lengths.profile(model, timed, recipe, asked.lengths, asked.rounds, self._sequence, clock)])
+        return None, found.problems
+
+    def _prompts(self, batch: int, tokens: int) -> torch.Tensor:
+        return held_out_tokens(self.corpus, batch, tokens, self.device)
+
+    def _sequence(self, tokens: int) -> Batch:
+        """A held-out window of so many tokens, which goes round where there are fewer."""
+        window = np.resize(self.corpus.validation, tokens + 1)
+        return next(HeldOut(window, tokens, np.zeros(1, np.int64), self.objective).batches(1))
+
+    def _training_kernels(self, model: Transformer) -> list[str]:
+        example = next(HeldOut.of(self.corpus, self.settings.train, self.objective).batches(1))
+        inputs, _ = next(pieces(example, 1, self.device))
+        return kernels.training_kernels(model, inputs, self.settings.train.precision)
+
+    def _decode_energy(
+        self, model: Transformer, asked: DecodeSettings, seconds: float | None, clock: Clock
+    ) -> float | None:
+        """In the first cell."""
+        if self.meter is None:
+            return None
+        batch, context, new_tokens = asked.cells[0]
+        return decode_joules_per_token(model, self._prompts(batch, context), new_tokens, self.meter, clock, seconds)
+
+
+def required_columns(settings: ProfileSettings) -> list[str]:
+    """The columns without which a profile is not complete."""
+    names = ["prefill_tokens_per_second", "prefill_seconds_p50"] if settings.prefill else []
+    if settings.decode:
+        names += ["kv_cache_bytes_measured", "kv_cache_bytes_allocated", "kv_cache_bytes_held"]
+        names += ["time_to_first_token_seconds_p50"]
+        further = settings.decode.new_tokens[0] > 1
+        names += ["decode_tokens_per_second", DECODE_SECONDS] if further else []
+    return names
