@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import pandas as pd
 import psutil
 
-from ablate import calibration, child, gatekeeper, machine
+from ablate import calibration, child, gatekeeper, machine, rounds
 from ablate.child import Child
 from ablate.experiment import Experiment
 from ablate.gatekeeper import Checked
@@ -51,6 +51,8 @@ class Watcher(Protocol):
     def phase(self, trial_id: str, phase: str) -> None: ...  # noqa: D102
     def learn(self, trial_id: str, curve: Any) -> None: ...  # noqa: D102
     def finish(self, trial_id: str, status: str, note: str) -> None: ...  # noqa: D102
+    def time(self, number: int, total: int, label: str) -> None: ...  # noqa: D102
+    def timed(self, number: int, total: int, note: str) -> None: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,10 @@ class Run:
         stored: Callable[[str], None],
         *,
         fail_fast: bool = False,
+        retry_failed: bool = False,
     ) -> None:
         self.experiment, self.store, self.resources, self.watcher = experiment, store, resources, watcher
-        self.fail_fast = fail_fast
+        self.fail_fast, self.retry_failed, self.failed = fail_fast, retry_failed, False
         self.plans = {plan.variant.name: plan for plan in plans}
         self.stored = stored
         self.software = machine.software()
@@ -100,8 +103,11 @@ class Run:
         self.changed = time.monotonic()
 
     def carry_out(self, queue: list[Task]) -> None:
-        """Run all tasks. Raises `Interrupted` after everything that ran has been stopped and stored."""
-        if queue:
+        """Run all tasks, then the rounds that are left of the repeats.
+
+        Raises `Interrupted` after everything that ran has been stopped and stored.
+        """
+        if queue or self.rounds_left():
             with child.environment(self.resources.threads):
                 child.warm_up(child.context(self.resources.device))
         with _signals() as received, self._announced():
@@ -112,6 +118,8 @@ class Run:
                     self._begin(waiting.pop())
                 if self._wait() and self.fail_fast:
                     waiting.clear()
+            if not (received or (self.failed and self.fail_fast)):
+                self._repeat(received)
             if received:
                 self._interrupt(received[0])
                 raise Interrupted(received[0])
@@ -162,8 +170,39 @@ class Run:
     def _threads(self, task: Task) -> int:
         return task.trial.variant.settings.train.threads or self.resources.threads
 
+    def rounds_left(self) -> list[int]:
+        """The rounds that are left of the repeats, as far as trials have ended well by now."""
+        repeats = self.experiment.baseline.settings.profile.repeats
+        found = rounds.of_experiment(self.experiment, self.store, self.resources)
+        self.store.note_timing(found.document() if found else None)
+        if found is None or repeats is None:
+            return []
+        return rounds.left(found, self.store, repeats, retry_failed=self.retry_failed)
+
+    def _repeat(self, received: list[int]) -> None:
+        """Time the variants again, round after round, one at a time, now that nothing else runs."""
+        left = self.rounds_left()
+        found = rounds.of_experiment(self.experiment, self.store, self.resources)
+        if found is None:
+            return
+        for done, number in enumerate(left, 1):
+
+            def told(label: str, done: int = done) -> None:
+                self.watcher.time(done, len(left), label)
+                self._announce(f"{label} timed in round {done} of {len(left)}")
+
+            log = self.store.log_path(found.timing_id)
+            rows = found.round(number, log, lambda: bool(received), told)
+            if rows is None:
+                return
+            self.store.write_round(found.timing_id, number, rounds.columns(rows))
+            self.watcher.timed(done, len(left), rounds.note(rows))
+            if self.fail_fast and any(row["status"] != "ok" for row in rows):
+                return
+
     def _refuse(self, task: Task, checked: Checked, fault: str) -> None:
         """Store a trial that does not run."""
+        self.failed = True
         trial_id = task.trial.trial_id
         self.watcher.start(trial_id, _label(task.trial), task.trial.variant.settings.train.n_steps)
         log = checked.log.relative_to(self.store.folder).as_posix()
@@ -178,8 +217,8 @@ class Run:
         finally:
             (self.store.folder / _RUNNING).unlink(missing_ok=True)
 
-    def _announce(self) -> None:
-        labels = [_label(task.trial) for task, _, _ in self.running.values()]
+    def _announce(self, *more: str) -> None:
+        labels = [*(_label(task.trial) for task, _, _ in self.running.values()), *more]
         text = json.dumps({"pid": os.getpid(), "trials": labels})
         (self.store.folder / _RUNNING).write_text(text, encoding="utf-8")
 
@@ -241,6 +280,7 @@ class Run:
         curves: Columns = running.curves if "train" in task.phases else _columns(self.store.curves(trial_id))
         profiles = running.profiles if "train" in task.phases else _beside_training(self.store, trial_id, running)
         self._store(row, curves, profiles)
+        self.failed |= status != "ok"
         return status
 
     def _store(self, row: dict[str, Any], curves: Columns, profiles: Columns) -> None:

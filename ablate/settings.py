@@ -455,6 +455,11 @@ class ProfileSettings(Settings):
     prefill: PrefillSettings | None = None
     decode: DecodeSettings | None = None
     rounds: Count = Field(3, description="times that each cell is measured, after one warm-up")
+    repeats: Count | None = Field(
+        None,
+        description="rounds in which every variant is timed again in a fresh process, one after the other, the "
+        "baseline first and last",
+    )
 
     def faults(self, max_seq_len: int) -> list[SettingsError]:
         """Lengths beyond what the model can take."""
