@@ -285,6 +285,7 @@ def status(wanted: Wanted) -> dict[str, Any]:
         "outcomes": dict(outcomes),
         "running": running_now(store),
         "left": sum(row is None or row["status"] == "interrupted" for row in rows),
+        "rounds_left": _rounds_left(experiment, store, resources),
         "failed": [
             {key: row[key] for key in ("variant", "seed", "status", "phase", "reason", "log")}
             for row in rows
@@ -293,12 +294,38 @@ def status(wanted: Wanted) -> dict[str, Any]:
     }
 
 
+def _rounds_left(experiment: Experiment, store: Store, resources: Resources) -> int:
+    """Of the repeats that the file asks for: all as long as the baseline has no trial that ended `ok`."""
+    from ablate import rounds
+
+    repeats = experiment.baseline.settings.profile.repeats or 0
+    found = rounds.of_experiment(experiment, store, resources)
+    return repeats if found is None else len(rounds.left(found, store, repeats, retry_failed=False))
+
+
 def doctor(device: str) -> dict[str, Any]:
     """What this machine can measure, and what not. Raises `SettingsError` where the device is not there."""
     from ablate.doctor import examine
     from ablate.machine import find_device
 
     return examine(find_device(device))
+
+
+@_aside()
+def aa(wanted: Wanted, repeats: int, console: Console) -> dict[str, Any]:
+    """A file's baseline, or a model of this machine's own, timed against itself. Raises `FileFaults`, `Interrupted`."""
+    from ablate import machine, noise, plan
+    from ablate.progress import Progress
+    from ablate.runner import Interrupted, signals
+
+    experiment = read(wanted, rehearsed=True) if wanted.file else noise.own_experiment()
+    resources = machine.share(wanted.device, 1, bytes_each=0)
+    plan.check_device(experiment, resources.device)
+    with Progress(console, 0) as progress, signals() as received:
+        found = noise.check(experiment, resources, repeats, lambda: bool(received), progress)
+        if found is None:
+            raise Interrupted(received[0])
+    return found
 
 
 @_aside()

@@ -7,12 +7,13 @@ A round counts when all of it is there, because its members are compared with ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ablate import child
 from ablate.child import Child
@@ -20,6 +21,7 @@ from ablate.experiment import Experiment
 from ablate.job import TimingJob
 from ablate.machine import Resources
 from ablate.results import Columns, Store
+from ablate.schema import REPEATS
 from ablate.settings import ProfileSettings
 from ablate.variant import Variant, timing_id, trial_of
 
@@ -33,6 +35,13 @@ STEP = "step_seconds_p50"
 _POLL_SECONDS = 0.5
 
 Row = dict[str, Any]
+
+
+class Watcher(Protocol):
+    """Who is told which member of which round is timed now, and what a round gave."""
+
+    def time(self, number: int, total: int, label: str) -> None: ...  # noqa: D102
+    def timed(self, number: int, total: int, note: str) -> None: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -80,7 +89,8 @@ class Contrast:
         for position, member in enumerate(self.members):
             told(member.label)
             place = number * len(self.members) + position + 1
-            known = {"variant_id": member.variant_id, "variant": member.variant.name, "is_partner": member.is_partner}
+            known = {**dict.fromkeys(REPEATS.names), "timing_id": self.timing_id, "round": number}
+            known |= {"variant_id": member.variant_id, "variant": member.variant.name, "is_partner": member.is_partner}
             known |= {"place": place, "seed": member.seed(number), "started_at": datetime.now(UTC)}
             ended = self._timed(member, number, log, stopped)
             if ended is None:
@@ -151,6 +161,22 @@ def _cells(profile: ProfileSettings) -> dict[str, list[int]]:
     return cells
 
 
+def carry_out(
+    what: Contrast,
+    numbers: Sequence[int],
+    log: Path,
+    stopped: Callable[[], bool],
+    watcher: Watcher,
+) -> Iterator[tuple[int, list[Row]]]:
+    """The rounds of these numbers, each as it is whole, until they are done or `stopped`."""
+    for done, number in enumerate(numbers, 1):
+        rows = what.round(number, log, stopped, partial(watcher.time, done, len(numbers)))
+        if rows is None:
+            return
+        watcher.timed(done, len(numbers), note(rows))
+        yield number, rows
+
+
 def left(what: Contrast, store: Store, repeats: int, *, retry_failed: bool) -> list[int]:
     """The numbers of the rounds that are still to be done: new and torn ones, failed ones if asked for."""
     stored = store.rounds(what.timing_id)
@@ -173,6 +199,5 @@ def note(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> Columns:
-    """Rows as columns, which all have all of them."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [row.get(name) for row in rows] for name in names}
+    """Rows as columns."""
+    return {name: [row[name] for row in rows] for name in REPEATS.names}

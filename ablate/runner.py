@@ -43,7 +43,7 @@ class Interrupted(BaseException):
         self.number = number
 
 
-class Watcher(Protocol):
+class Watcher(rounds.Watcher, Protocol):
     """Who is told what happens (see `ablate.progress`)."""
 
     def check(self, done: int, total: int) -> None: ...  # noqa: D102
@@ -51,8 +51,6 @@ class Watcher(Protocol):
     def phase(self, trial_id: str, phase: str) -> None: ...  # noqa: D102
     def learn(self, trial_id: str, curve: Any) -> None: ...  # noqa: D102
     def finish(self, trial_id: str, status: str, note: str) -> None: ...  # noqa: D102
-    def time(self, number: int, total: int, label: str) -> None: ...  # noqa: D102
-    def timed(self, number: int, total: int, note: str) -> None: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -98,6 +96,7 @@ class Run:
         self.stored = stored
         self.software = machine.software()
         self.peaks: dict[int, Peaks] = {}
+        self.aa: dict[int, dict[str, float]] = {}
         self.running: dict[str, tuple[Task, Child, datetime]] = {}
         self.company: dict[str, float] = {}
         self.changed = time.monotonic()
@@ -110,7 +109,7 @@ class Run:
         if queue or self.rounds_left():
             with child.environment(self.resources.threads):
                 child.warm_up(child.context(self.resources.device))
-        with _signals() as received, self._announced():
+        with signals() as received, self._announced():
             waiting = list(reversed(self._through_gates(queue, received)))
             self._calibrate(waiting, received)
             while (waiting or self.running) and not received:
@@ -160,6 +159,8 @@ class Run:
                 return
             known, why = calibration.calibrate(self.resources.device, threads, stopped=lambda: bool(received))
             self.peaks[threads] = calibration.peaks_of(known)
+            # It was alone on the machine, and says nothing of trials that share it.
+            self.aa[threads] = calibration.aa_columns(known) if self.resources.workers == 1 else {}
             lacking |= known["lacking"] if why is None else {"mfu": why}
         if queue and self.resources.workers > 1:
             lacking["energy_joules_per_token"] = "trials that run at once share it: --workers 1"
@@ -185,20 +186,20 @@ class Run:
         found = rounds.of_experiment(self.experiment, self.store, self.resources)
         if found is None:
             return
-        for done, number in enumerate(left, 1):
-
-            def told(label: str, done: int = done) -> None:
-                self.watcher.time(done, len(left), label)
-                self._announce(f"{label} timed in round {done} of {len(left)}")
-
-            log = self.store.log_path(found.timing_id)
-            rows = found.round(number, log, lambda: bool(received), told)
-            if rows is None:
-                return
+        log = self.store.log_path(found.timing_id)
+        for number, rows in rounds.carry_out(found, left, log, lambda: bool(received), self):
             self.store.write_round(found.timing_id, number, rounds.columns(rows))
-            self.watcher.timed(done, len(left), rounds.note(rows))
             if self.fail_fast and any(row["status"] != "ok" for row in rows):
                 return
+
+    def time(self, number: int, total: int, label: str) -> None:
+        """A variant is timed now, in one of the rounds: told to the watcher, and to `status`."""
+        self.watcher.time(number, total, label)
+        self._announce(f"{label}, timed in round {number} of {total}")
+
+    def timed(self, number: int, total: int, note: str) -> None:
+        """A round ended."""
+        self.watcher.timed(number, total, note)
 
     def _refuse(self, task: Task, checked: Checked, fault: str) -> None:
         """Store a trial that does not run."""
@@ -295,6 +296,7 @@ class Run:
         settings = trial.variant.settings
         before = task.stored if task.stored and "train" not in task.phases else {}
         return {
+            **self.aa.get(self._threads(task), {}),
             **before,
             **self.software,
             "experiment": self.experiment.name,
@@ -363,7 +365,7 @@ def _note(row: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
+def signals() -> Iterator[list[int]]:
     """Collects the first SIGINT or SIGTERM, so that no write is torn by one; a second acts as it would without us."""
     received: list[int] = []
 

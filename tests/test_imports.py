@@ -22,7 +22,7 @@ STOREYS = [
     [*SLOTS],
     ["settings", "grid", "variant", "expansion", "experiment", "position_plot"],
     ["model", "cost", "building", "importing", "job", "results", "mlflow_view"],
-    ["twin", "objectives", "batches", "train", "profiling", "plan", "machine", "stats"],
+    ["twin", "objectives", "batches", "train", "profiling", "plan", "machine", "stats", "interleaved"],
     [
         "gates",
         "gatekeeper",
@@ -30,6 +30,7 @@ STOREYS = [
         "timing",
         "child",
         "rounds",
+        "noise",
         "calibration",
         "doctor",
         "progress",
@@ -188,7 +189,21 @@ LATE = {
 }
 LIGHT = (
     *("registry", "document", "presets", "results", "mlflow_view", "stats", "metrics", "report", "tracking", "machine"),
-    *("mlflow_run", "mlflow_ui", "progress", "runner", "calibration", "doctor", "commands", "cli", "__main__", "data"),
+    *(
+        "mlflow_run",
+        "mlflow_ui",
+        "progress",
+        "runner",
+        "calibration",
+        "doctor",
+        "interleaved",
+        "rounds",
+        "noise",
+        "commands",
+        "cli",
+        "__main__",
+        "data",
+    ),
 )
 
 
