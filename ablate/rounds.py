@@ -103,9 +103,10 @@ class Contrast:
         job = TimingJob(member.variant.plain, member.seed(number), self.device, threads, self.cells, str(log))
         with child.environment(self.threads):
             running = Child(child.context(self.device), job)
-        if not _ended(running, stopped):
-            return None
+        early = not _ended(running, stopped)
         status, phase, reason = running.end()
+        if early:
+            return None
         values = dict(running.columns.pop("values", {})) if status == "ok" else {}
         known = {"status": status, "device": self.device, "threads": threads, **running.columns}
         if status != "ok":

@@ -114,7 +114,7 @@ def test_a_sweep_says_once_what_it_cannot_measure(
     monkeypatch.setattr(calibration, "calibrate", calibrate)
     monkeypatch.setattr(Run, "_threads", lambda self, task: task)
     run = Run.__new__(Run)
-    run.resources, run.peaks = Resources("cpu", 2, 1), {}
+    run.resources, run.peaks, run.aa = Resources("cpu", 2, 1), {}, {}
     with caplog.at_level(logging.WARNING):
         run._calibrate([2, 1, 2, 4], [])  # type: ignore[list-item]
         run._calibrate([], [])
