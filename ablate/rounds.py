@@ -121,7 +121,7 @@ def _ended(running: Child, stopped: Callable[[], bool]) -> bool:
         list(running.listen())
     early = stopped()
     if running.process.is_alive():
-        running.stop(("interrupted" if early else "timeout", running.phase, f"still running after {running.limit} s"))
+        running.stop(("interrupted" if early else "timeout", running.phase, f"still running after {running.limit or 0:g} s"))
     list(running.listen())
     return not early
 
