@@ -87,6 +87,8 @@ class Contrast:
         """One round: rows of figures, and of members that have none. None where it was `stopped` before its end."""
         rows: list[Row] = []
         for position, member in enumerate(self.members):
+            if stopped():
+                return None
             told(member.label)
             place = number * len(self.members) + position + 1
             known = {**dict.fromkeys(REPEATS.names), "timing_id": self.timing_id, "round": number}
@@ -121,7 +123,8 @@ def _ended(running: Child, stopped: Callable[[], bool]) -> bool:
         list(running.listen())
     early = stopped()
     if running.process.is_alive():
-        running.stop(("interrupted" if early else "timeout", running.phase, f"still running after {running.limit or 0:g} s"))
+        reason = f"still running after {running.limit or 0:g} s"
+        running.stop(("interrupted" if early else "timeout", running.phase, reason))
     list(running.listen())
     return not early
 
