@@ -411,7 +411,7 @@ def _check_noise(wanted: Any, repeats: int, as_json: bool) -> int:
     except Interrupted as signal:
         return 128 + signal.number
     _print_json(facts) if as_json else _print_noise(facts)
-    return 0 if facts["equal"] and not facts["failed"] else 1
+    return 0 if facts["inside"] and not facts["failed"] else 1
 
 
 def _print_noise(facts: Mapping[str, Any]) -> None:

@@ -119,9 +119,9 @@ def _aa(kept: Mapping[str, Any] | None) -> list[Line]:
 
 
 def _judged(figure: Mapping[str, Any], measured_at: str) -> str:
-    said = "equals itself" if figure["equal"] else "DIFFERS FROM ITSELF"
+    said = "no difference seen" if figure["inside"] else "DIFFERS FROM ITSELF"
     low, high = (100 * (figure[name] - 1) for name in ("ratio_low", "ratio_high"))
-    return f"{said}: [{low:+.2g}, {high:+.2g}] % over {figure['n']} rounds, {measured_at[:10]}"
+    return f"{said}: [{low:+.1f}, {high:+.1f}] % over {figure['n']} rounds, {measured_at[:10]}"
 
 
 def _with_unit(value: float | None, unit: str) -> str | None:

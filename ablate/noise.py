@@ -69,7 +69,7 @@ def _found(rows: list[Row]) -> dict[str, Any]:
     return {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "figures": figures,
-        "equal": bool(figures) and all(each["equal"] for each in figures.values()),
+        "inside": bool(figures) and all(each["inside"] for each in figures.values()),
         "other_load_cores": max(loads, default=None),
         "failed": failed,
     }
@@ -84,7 +84,7 @@ def figure(check: Ratio) -> dict[str, Any]:
         "ratio_high": check.high,
         "sd": sd,
         "n": n,
-        "equal": check.is_equal,
+        "inside": check.holds_equality,
         "smallest_visible": None if sd is None else smallest_visible(sd, n),
         "repeats_needed": None if sd is None else repeats_needed(sd, n),
     }
@@ -93,10 +93,10 @@ def figure(check: Ratio) -> dict[str, Any]:
 HEADS = (
     "time",
     "against itself, 95 % interval",
-    "",
+    "difference",
     "noise (sd)",
-    f"seen in {100 * POWER:.0f} of 100",
-    f"rounds to see {100 * SOUGHT:.0f} %",
+    f"seen with {POWER * 100:.0f} %",
+    f"rounds to see {SOUGHT * 100:.0f} %",
 )
 
 
@@ -112,7 +112,7 @@ def _line(each: Mapping[str, Any]) -> tuple[str, ...]:
     low, mean, high = (100 * (each[name] - 1) for name in ("ratio_low", "ratio", "ratio_high"))
     return (
         f"{mean:+.2f} % [{low:+.2f}, {high:+.2f}]",
-        "equal" if each["equal"] else "DIFFERS",
+        "none seen" if each["inside"] else "DIFFERS",
         f"{100 * each['sd']:.2f} %",
         f"{100 * each['smallest_visible']:+.2f} %",
         f"{each['repeats_needed'] or f'none up to {MOST_REPEATS}'}",
@@ -127,6 +127,9 @@ def verdict(facts: Mapping[str, Any]) -> str:
     where = f"{facts['device']}: {facts['device_name'] or 'n/a'}, {threads}"
     said = [f"{where}; the baseline of {facts['model']}, {facts['repeats']} rounds of two processes{busy}"]
     said += [f"not timed: {why}" for why in dict.fromkeys(facts["failed"])]
-    if not facts["equal"]:
+    if facts["figures"] and not facts["inside"]:
         said.append("verdicts on times are not to be trusted here: quieten the machine, and check again")
+    coarse = [each["smallest_visible"] for each in facts["figures"].values() if each["smallest_visible"] is not None]
+    if max(coarse, default=0.0) > SOUGHT:
+        said.append(f"too noisy for so few rounds: a slowdown of {SOUGHT * 100:.0f} % would mostly go unseen")
     return "\n".join(said)

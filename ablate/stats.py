@@ -78,7 +78,7 @@ class Ratio:
         return self.verdict in ("faster", "slower")
 
     @property
-    def is_equal(self) -> bool:
+    def holds_equality(self) -> bool:
         """Whether there is an interval and it holds equality."""
         return self.verdict == "no clear difference"
 

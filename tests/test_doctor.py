@@ -181,10 +181,17 @@ def test_a_model_that_equals_itself_is_told_with_its_noise(timed: type[TwiceTime
     assert code == 0, output
     assert timed.taken == [seed for n in range(6) for seed in (n, n + rounds.PARTNER_SEEDS)]
     lines = {line.split()[0]: line for line in output.splitlines() if line}
-    assert "equal" in lines["step"]
-    assert "equal" in lines["prefill"]
+    assert "none seen" in lines["step"]
+    assert "none seen" in lines["prefill"]
     assert "the baseline of built-in, 6 rounds of two processes; other programs kept up to 0.3 cores busy" in output
     assert "round   6 of 6" in heard
+    assert "too noisy" not in output
+
+
+def test_a_machine_too_noisy_for_its_rounds_says_so(timed: type[TwiceTimed]) -> None:
+    code, output, _ = aa("--aa", "--repeats", "3")
+    assert code == 0, output
+    assert "too noisy for so few rounds: a slowdown of 5 % would mostly go unseen" in output
 
 
 def test_an_aa_check_as_json_with_known_answers(timed: type[TwiceTimed]) -> None:
@@ -197,10 +204,10 @@ def test_an_aa_check_as_json_with_known_answers(timed: type[TwiceTimed]) -> None
     assert step["ratio"] == pytest.approx(math.exp(statistics.fmean(logs)))
     assert step["sd"] == pytest.approx(statistics.stdev(logs))
     assert step["n"] == 6
-    assert step["equal"] is True
+    assert step["inside"] is True
     assert step["repeats_needed"] == repeats_needed(step["sd"], 6)
     assert 0 < step["smallest_visible"] < 0.05
-    assert facts["equal"] is True
+    assert facts["inside"] is True
     assert facts["failed"] == []
 
 
@@ -236,7 +243,7 @@ def test_a_check_is_kept_beside_the_calibration_and_shown(timed: type[TwiceTimed
     assert calibration.aa_columns({"aa": None}) == {}
     here, note = {what: rest for what, *rest in doctor._aa(kept)}["A/A noise, step"]
     assert here.endswith(" %")
-    assert note.startswith("equals itself: [-")
+    assert note.startswith("no difference seen: [-")
     assert "over 6 rounds" in note
 
 

@@ -144,7 +144,7 @@ def test_one_round_gives_no_verdict_and_none_no_figure() -> None:
     one = paired_ratio({0: 3.0, 1: 1.0}, {0: 1.0, 2: 1.0})
     assert (one.mean, one.low, one.high, one.sd, one.n) == (pytest.approx(3.0), None, None, None, 1)
     assert not one.is_clear
-    assert not one.is_equal
+    assert not one.holds_equality
     none = paired_ratio({0: 3.0}, {1: 1.0})
     assert (none.mean, none.n, none.verdict) == (None, 0, "no common round")
 
@@ -186,7 +186,9 @@ def test_where_a_thousand_rounds_are_too_few_none_are_recommended() -> None:
 def test_the_interval_of_equal_times_holds_equality_nineteen_times_in_twenty() -> None:
     rng = np.random.default_rng(4)
     noise = np.exp(rng.normal(0.0, 0.03, size=(2000, 2, 10)))
-    held = [paired_ratio(dict(enumerate(again)), dict(enumerate(first))).is_equal for first, again in noise.tolist()]
+    held = [
+        paired_ratio(dict(enumerate(again)), dict(enumerate(first))).holds_equality for first, again in noise.tolist()
+    ]
     assert 0.935 <= np.mean(held) <= 0.965
 
 

@@ -269,7 +269,7 @@ def _competing(evidence: Evidence) -> list[Variant]:
 
 def _differs(evidence: Evidence, kind: Timing) -> bool:
     of_rounds = evidence.rounds.against_itself(kind)
-    if of_rounds.is_clear or of_rounds.is_equal:
+    if of_rounds.is_clear or of_rounds.holds_equality:
         return of_rounds.is_clear
     return kind == "step" and any(aa_of_machine(variant.rows) == "differs" for variant in _competing(evidence))
 

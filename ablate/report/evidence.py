@@ -198,8 +198,8 @@ def _variant(entry: Mapping[str, Any], rows: Sequence[Row], rounds: Rounds) -> V
 def _vouched(rows: Sequence[Row], rounds: Rounds) -> frozenset[Timing]:
     """By the A/A check of the repeats, or else, of training, by that of the machine, where all rows have one."""
     checks = {kind: rounds.against_itself(kind) for kind in rounds.timings}
-    judged = {kind: check for kind, check in checks.items() if check.is_equal or check.is_clear}
-    passed = {kind for kind, check in judged.items() if check.is_equal}
+    judged = {kind: check for kind, check in checks.items() if check.holds_equality or check.is_clear}
+    passed = {kind for kind, check in judged.items() if check.holds_equality}
     if "step" not in judged and aa_of_machine(rows) == "equal":
         passed.add("step")
     return frozenset(passed)

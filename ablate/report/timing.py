@@ -80,7 +80,7 @@ def _self(check: Ratio) -> str:
     if check.mean is None:
         return f"the baseline was not timed twice in any round: verdicts are {WITHHELD}."
     said = f"the baseline again took {relative_interval(check)} over {count_of(check.n, 'round')}"
-    if check.is_equal and check.sd is not None:
+    if check.holds_equality and check.sd is not None:
         seen = relative(1 + smallest_visible(check.sd, check.n))
         return f"{said}: no difference from itself; one of {seen} would have been seen with {CHANCE}."
     if not check.is_clear:
@@ -101,7 +101,7 @@ def _line(rounds: Rounds, kind: Timing, name: str) -> list[str]:
     if name == rounds.baseline:
         return [escape(name), kind, median, DOES_NOT_APPLY, DOES_NOT_APPLY, str(len(own)), DOES_NOT_APPLY]
     ratio = rounds.against_baseline(kind, name)
-    verdict = ratio.verdict if rounds.against_itself(kind).is_equal else WITHHELD
+    verdict = ratio.verdict if rounds.against_itself(kind).holds_equality else WITHHELD
     seen = NOT_MEASURED if ratio.sd is None else relative(1 + smallest_visible(ratio.sd, ratio.n))
     return [escape(name), kind, median, relative_interval(ratio), verdict, str(ratio.n), seen]
 
