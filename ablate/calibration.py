@@ -10,6 +10,7 @@ from typing import Any
 from ablate import child
 from ablate.child import Child
 from ablate.job import CalibrationJob, Peaks
+from ablate.metrics import TIMED
 
 LIMIT_SECONDS = 120.0
 _POLL_SECONDS = 0.2
@@ -32,6 +33,20 @@ def calibrate(
         pass
     status, _, reason = running.end()
     return (running.columns, None) if status == "ok" else ({}, reason)
+
+
+def keep_aa(calibration: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Keep what an A/A check found of the device that the calibration is of."""
+    from ablate.profiling import calibrate  # imports torch
+
+    calibrate.keep_aa(calibration, facts)
+
+
+def aa_columns(calibration: dict[str, Any]) -> dict[str, float]:
+    """For a trial's row: within which bounds a step takes as long as itself by the A/A check; nothing without one."""
+    step = ((calibration.get("aa") or {}).get("figures") or {}).get(TIMED["step"]) or {}
+    bounds = {f"aa_step_{name}": step.get(name) for name in ("ratio_low", "ratio_high")}
+    return {name: bound for name, bound in bounds.items() if bound is not None}
 
 
 def peaks_of(calibration: dict[str, Any]) -> Peaks:

@@ -16,7 +16,9 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
-from ablate.job import BuildJob, CalibrationJob, GateJob, Job, Verdict
+from ablate.job import BuildJob, CalibrationJob, GateJob, Job, TimingJob, Verdict
+
+AnyJob = Job | TimingJob | GateJob | BuildJob | CalibrationJob
 
 _OWN_VARIABLES = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_TRACKING_TOKEN")
 
@@ -26,7 +28,7 @@ def context(device: str) -> BaseContext:
     if device == "cuda" or "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     forkserver = multiprocessing.get_context("forkserver")
-    forkserver.set_forkserver_preload(["ablate.trial"])
+    forkserver.set_forkserver_preload(["ablate.trial", "ablate.timing"])
     return forkserver
 
 
@@ -63,7 +65,7 @@ def _nothing() -> None:
     """The whole work of the first child."""
 
 
-def perform(job: Job | GateJob | BuildJob | CalibrationJob, connection: Connection) -> None:
+def perform(job: AnyJob, connection: Connection) -> None:
     """A child's whole life. The parent never imports what it does there, whose imports take seconds."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     _die_with_parent()
@@ -72,6 +74,10 @@ def perform(job: Job | GateJob | BuildJob | CalibrationJob, connection: Connecti
         from ablate import trial
 
         trial.main(job, connection)
+    elif isinstance(job, TimingJob):
+        from ablate import timing
+
+        timing.main(job, connection)
     elif isinstance(job, CalibrationJob):
         from ablate.profiling import calibrate
 
@@ -103,7 +109,7 @@ def _redirect_output(log: Path) -> None:
 class Child:
     """A running trial, or what comes before one, and everything it has said so far."""
 
-    def __init__(self, start: BaseContext, job: Job | GateJob | BuildJob | CalibrationJob) -> None:
+    def __init__(self, start: BaseContext, job: AnyJob) -> None:
         self.limit = job.limit
         self.phase = "start"
         self.columns: dict[str, Any] = {}

@@ -367,6 +367,8 @@ def status(as_json: bool, **options: Any) -> int:
         return 0
     outcomes = ", ".join(f"{number} {word}" for word, number in sorted(facts["outcomes"].items())) or "none stored"
     click.echo(f"{facts['name']}: {facts['planned']} trials: {outcomes}; {facts['left']} left")
+    if facts["rounds_left"]:
+        click.echo(f"rounds of timing: {facts['rounds_left']} left")
     for label in facts["running"]:
         click.echo(f"running: {label}")
     for each in facts["failed"]:
@@ -376,20 +378,35 @@ def status(as_json: bool, **options: Any) -> int:
 
 @main.command()
 @click.option("--gates", "file", metavar="FILE", help="Lead every variant of FILE through its gates instead.")
+@click.option(
+    "--aa",
+    is_flag=False,
+    flag_value="",
+    metavar="[FILE]",
+    help="Time the baseline of FILE, or a small model, against itself instead.",
+)
+@click.option(
+    "--repeats", type=click.IntRange(2), default=10, show_default=True, help="Rounds of --aa, of two processes each."
+)
 @SET
 @DEVICE
 @WORKERS
 @MAX_TRIALS
 @JSON
 @command
-def doctor(file: str | None, as_json: bool, **options: Any) -> int:
+def doctor(file: str | None, aa: str | None, repeats: int, as_json: bool, **options: Any) -> int:
     """Tell what this machine can measure, what not, and why; peaks are measured anew.
 
     With --gates: check whether the variants of a file are what they say, each on a tiny twin of itself, without
-    training one; --set, --workers and --max-trials are about that.
+    training one; --set, --workers and --max-trials are about that. With --aa: whether this machine calls two equal
+    things different, how noisy its times are, and how many rounds find a difference of 5 %. Exit status 1 where a
+    model differs from itself.
     """
     from ablate import commands
 
+    if aa is not None:
+        wanted = commands.Wanted(**{**options, "file": aa, "sets": tuple(options["sets"])})
+        return _check_noise(wanted, repeats, as_json)
     if file is None:
         facts = commands.doctor(options["device"])
         _print_json(facts) if as_json else _print_machine(facts)
@@ -397,6 +414,29 @@ def doctor(file: str | None, as_json: bool, **options: Any) -> int:
     facts = commands.gates(commands.Wanted(**{**options, "file": file, "sets": tuple(options["sets"])}))
     _print_json(facts) if as_json else _print_gates(facts)
     return 0 if all(each["passed"] for each in facts["variants"]) and not facts["invalid"] else 1
+
+
+def _check_noise(wanted: Any, repeats: int, as_json: bool) -> int:
+    from rich.console import Console
+
+    from ablate import commands
+    from ablate.runner import Interrupted
+
+    try:
+        facts = commands.aa(wanted, repeats, Console(stderr=True, highlight=False))
+    except Interrupted as signal:
+        return 128 + signal.number
+    _print_json(facts) if as_json else _print_noise(facts)
+    return 0 if facts["inside"] and not facts["failed"] else 1
+
+
+def _print_noise(facts: Mapping[str, Any]) -> None:
+    from tabulate import tabulate
+
+    from ablate.noise import HEADS, lines, verdict
+
+    click.echo(tabulate(lines(facts), HEADS, "simple", disable_numparse=True))
+    click.echo(f"\n{verdict(facts)}")
 
 
 def _print_machine(facts: Mapping[str, Any]) -> None:

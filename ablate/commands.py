@@ -105,14 +105,23 @@ def run(wanted: Wanted, console: Console) -> Ran:
     store.write_experiment(plan.document(experiment, plans, machine.facts(resources), wanted.command()))
     trials = experiment.trials(resources.device, resources.threads)
     queue = tasks(trials, store, retry_failed=wanted.retry_failed)
-    console.print(
-        _opening(experiment, len(queue), _stored_statuses(store, trials)), markup=False, highlight=False, soft_wrap=True
+    progress = Progress(console, len(queue))
+    running = Run(
+        experiment,
+        plans,
+        store,
+        resources,
+        progress,
+        lambda trial_id: tracker.mirror(trial_id) if tracker else None,
+        fail_fast=wanted.fail_fast,
+        retry_failed=wanted.retry_failed,
     )
-    tracker = _tracker(wanted, store, new=bool(queue), behind=_names_of_trials(store) != names)
+    rounds_left = len(running.rounds_left())
+    opening = _opening(experiment, len(queue), _stored_statuses(store, trials), rounds_left)
+    console.print(opening, markup=False, highlight=False, soft_wrap=True)
+    tracker = _tracker(wanted, store, new=bool(queue or rounds_left), behind=_names_of_trials(store) != names)
     stopped = 0
-    with Progress(console, len(queue)) as progress:
-        mirror = tracker.mirror if tracker else lambda trial: None
-        running = Run(experiment, plans, store, resources, progress, mirror, fail_fast=wanted.fail_fast)
+    with progress:
         try:
             running.carry_out(queue)
         except Interrupted as signal:
@@ -120,8 +129,9 @@ def run(wanted: Wanted, console: Console) -> Ran:
     folder = report(store.load(), wanted.reports)
     if tracker:
         tracker.attach(folder.parent)
-    outcomes = _outcomes(store.load(), len(trials))
-    failed = set(outcomes) - {"ok"} or experiment.invalid
+    results = store.load()
+    outcomes = _outcomes(results, len(trials))
+    failed = set(outcomes) - {"ok"} or experiment.invalid or (results.repeats["status"] != "ok").any()
     return Ran(outcomes, len(queue), len(trials) - len(queue), folder, stopped or (1 if failed else 0))
 
 
@@ -166,17 +176,19 @@ def _resources(wanted: Wanted, plans: Sequence[VariantPlan]) -> Resources:
     return machine.share(wanted.device, wanted.workers, max(each.predicted_memory_bytes for each in plans))
 
 
-def _opening(experiment: Experiment, to_run: int, statuses: Counter[str]) -> str:
+def _opening(experiment: Experiment, to_run: int, statuses: Counter[str], rounds_left: int) -> str:
     planned, seeds, total = experiment.counts["planned"], len(experiment.seeds), experiment.counts["trials"]
     size = " ".join([many(planned, "variant"), "x", many(seeds, "seed"), "=", many(total, "trial")])
     failed = {status: number for status, number in sorted(statuses.items()) if status != "ok"}
+    rounds = (experiment.baseline.settings.profile.repeats if to_run else rounds_left) or 0
+    then = f", and {many(rounds, 'round')} of timing to run" if rounds else ""
     if to_run == 0:
         said = ", ".join(f"{number} {status}" for status, number in failed.items())
         them = "it" if sum(failed.values()) == 1 else "them"
         again = f" ({said}; --retry-failed runs {them} again)" if failed else ""
-        return f"{experiment.name}: {size}, all of them stored: nothing to train{again}"
+        return f"{experiment.name}: {size}, all of them stored: nothing to train{again}{then}"
     stored = f", {total - to_run} of them stored" if to_run < total else ""
-    return f"{experiment.name}: {size}{stored}, {to_run} to run"
+    return f"{experiment.name}: {size}{stored}, {to_run} to run{then.removesuffix(' to run')}"
 
 
 def many(number: int, word: str) -> str:
@@ -274,6 +286,7 @@ def status(wanted: Wanted) -> dict[str, Any]:
         "outcomes": dict(outcomes),
         "running": running_now(store),
         "left": sum(row is None or row["status"] == "interrupted" for row in rows),
+        "rounds_left": _rounds_left(experiment, store, resources),
         "failed": [
             {key: row[key] for key in ("variant", "seed", "status", "phase", "reason", "log")}
             for row in rows
@@ -282,12 +295,38 @@ def status(wanted: Wanted) -> dict[str, Any]:
     }
 
 
+def _rounds_left(experiment: Experiment, store: Store, resources: Resources) -> int:
+    """Of the repeats that the file asks for: all as long as the baseline has no trial that ended `ok`."""
+    from ablate import rounds
+
+    repeats = experiment.baseline.settings.profile.repeats or 0
+    found = rounds.of_experiment(experiment, store, resources)
+    return repeats if found is None else len(rounds.left(found, store, repeats, retry_failed=False))
+
+
 def doctor(device: str) -> dict[str, Any]:
     """What this machine can measure, and what not. Raises `SettingsError` where the device is not there."""
     from ablate.doctor import examine
     from ablate.machine import find_device
 
     return examine(find_device(device))
+
+
+@_aside()
+def aa(wanted: Wanted, repeats: int, console: Console) -> dict[str, Any]:
+    """A file's baseline, or a model of this machine's own, timed against itself. Raises `FileFaults`, `Interrupted`."""
+    from ablate import machine, noise, plan
+    from ablate.progress import Progress
+    from ablate.runner import Interrupted, signals
+
+    experiment = read(wanted, rehearsed=True) if wanted.file else noise.own_experiment()
+    resources = machine.share(wanted.device, 1, bytes_each=0)
+    plan.check_device(experiment, resources.device)
+    with Progress(console, 0) as progress, signals() as received:
+        found = noise.check(experiment, resources, repeats, lambda: bool(received), progress)
+        if found is None:
+            raise Interrupted(received[0])
+    return found
 
 
 @_aside()

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 
 from ablate import calibration, child, machine
+from ablate.metrics import TIMED
 
 
 def examine(device: str) -> dict[str, Any]:
@@ -41,6 +42,7 @@ def examine(device: str) -> dict[str, Any]:
         "device_temperature_celsius": measured.get("device_temperature_celsius_max"),
         "throttle_reasons": measured.get("throttle_reasons"),
         "other_load_cores": measured.get("other_load_cores"),
+        "aa": measured.get("aa"),
         "os": platform.system(),
         **{name: software[name] for name in ("python", "torch", "ablate")},
         "lacking": measured.get("lacking", {}),
@@ -53,7 +55,7 @@ Line = tuple[str, str, str]
 
 def lines(facts: Mapping[str, Any]) -> list[Line]:
     """The facts for people: what, the figure or n/a, and what it means or why it is missing."""
-    return [*_machine(facts), *_peaks(facts), *_counters(facts)]
+    return [*_machine(facts), *_peaks(facts), *_counters(facts), *_aa(facts["aa"])]
 
 
 def _machine(facts: Mapping[str, Any]) -> list[Line]:
@@ -102,6 +104,24 @@ def _counters(facts: Mapping[str, Any]) -> list[Line]:
     if "mfu_datasheet" in lacking:
         found.append(("data sheet", "n/a", lacking["mfu_datasheet"]))
     return found
+
+
+def _aa(kept: Mapping[str, Any] | None) -> list[Line]:
+    """The noise of a time, from one process to the next, as the last A/A check found it."""
+    if kept is None:
+        return [("A/A noise", "n/a", "python -m ablate doctor --aa measures it")]
+    known = [(kind, kept["figures"].get(metric)) for kind, metric in TIMED.items()]
+    return [
+        (f"A/A noise, {kind}", f"{100 * each['sd']:.2g} %", _judged(each, kept["measured_at"]))
+        for kind, each in known
+        if each and each["sd"] is not None
+    ]
+
+
+def _judged(figure: Mapping[str, Any], measured_at: str) -> str:
+    said = "no difference seen" if figure["inside"] else "DIFFERS FROM ITSELF"
+    low, high = (100 * (figure[name] - 1) for name in ("ratio_low", "ratio_high"))
+    return f"{said}: [{low:+.1f}, {high:+.1f}] % over {figure['n']} rounds, {measured_at[:10]}"
 
 
 def _with_unit(value: float | None, unit: str) -> str | None:

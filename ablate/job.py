@@ -41,6 +41,27 @@ class Job:
 
 
 @dataclass(frozen=True)
+class TimingJob:
+    """A variant that is to be timed, as plain data: of `cells` those that are named are timed beside training.
+
+    `prefill` has batch and tokens, `decode` batch, context and new tokens.
+    """
+
+    settings: dict[str, Any]
+    seed: int
+    device: str
+    threads: int
+    cells: dict[str, list[int]]
+    log: str
+
+    @property
+    def limit(self) -> float | None:
+        """Seconds after which it is ended: those of a trial."""
+        seconds: float | None = self.settings["train"]["max_seconds"]
+        return seconds
+
+
+@dataclass(frozen=True)
 class GateJob:
     """A variant that has to pass its gates, as plain data: the same as of a trial, and `limit` in seconds."""
 

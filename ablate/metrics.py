@@ -7,6 +7,16 @@ from typing import Literal
 
 Direction = Literal["lower", "higher"]
 
+Timing = Literal["step", "prefill", "decode", "other"]
+"""What a time or a speed comes of. What is timed in repeats has a name, and an A/A check; `other` has none."""
+
+TIMED: dict[Timing, str] = {
+    "step": "step_seconds_p50",
+    "prefill": "prefill_seconds_p50",
+    "decode": "decode_seconds_per_token_p50",
+}
+"""The metric that repeats have of each."""
+
 ARROWS: dict[Direction | None, str] = {"lower": "↓", "higher": "↑", None: ""}
 
 MIB = 2**20
@@ -20,6 +30,7 @@ class Metric:
     label: str
     unit: str
     direction: Direction | None  # None: neither way is better, so that no value is ever marked as best
+    timing: Timing | None  # a time, a speed or what is made of one: never called best without an A/A check
     noisy: bool  # measured with spread; an exact value is the same for every seed
     scale: float  # the stored value divided by this is shown
     decimals: int | None  # None: four significant digits
@@ -33,27 +44,66 @@ class Metric:
 
 
 def _exact(column: str, label: str, unit: str) -> Metric:
-    return Metric(column=column, label=label, unit=unit, direction="lower", noisy=False, scale=1, decimals=0)
+    return Metric(
+        column=column, label=label, unit=unit, direction="lower", timing=None, noisy=False, scale=1, decimals=0
+    )
 
 
 def _loss(column: str, label: str, unit: str) -> Metric:
-    return Metric(column=column, label=label, unit=unit, direction="lower", noisy=True, scale=1, decimals=4)
+    return _noisy(column, label, unit, "lower", None, 1, 4)
 
 
 def _speed(column: str, label: str) -> Metric:
-    return Metric(column=column, label=label, unit="tokens/s", direction="higher", noisy=True, scale=1, decimals=None)
+    return _noisy(column, label, "tokens/s", "higher", _timing_of(column), 1, None)
 
 
 def _time(column: str, label: str, unit: str, scale: float) -> Metric:
-    return Metric(column=column, label=label, unit=unit, direction="lower", noisy=True, scale=scale, decimals=None)
+    return _noisy(column, label, unit, "lower", _timing_of(column), scale, None)
+
+
+def _energy(column: str, label: str) -> Metric:
+    return _noisy(column, label, "J/token", "lower", None, 1, None)
 
 
 def _memory(column: str, label: str) -> Metric:
-    return Metric(column=column, label=label, unit="MiB", direction="lower", noisy=True, scale=MIB, decimals=1)
+    return _noisy(column, label, "MiB", "lower", None, MIB, 1)
 
 
 def _share(column: str, label: str) -> Metric:
-    return Metric(column=column, label=label, unit="%", direction="higher", noisy=True, scale=0.01, decimals=1)
+    return _noisy(column, label, "%", "higher", _timing_of(column), 0.01, 1)
+
+
+def _noisy(
+    column: str,
+    label: str,
+    unit: str,
+    direction: Direction,
+    timing: Timing | None,
+    scale: float,
+    decimals: int | None,
+) -> Metric:
+    return Metric(
+        column=column,
+        label=label,
+        unit=unit,
+        direction=direction,
+        timing=timing,
+        noisy=True,
+        scale=scale,
+        decimals=decimals,
+    )
+
+
+_PARTS: dict[str, Timing] = {
+    **dict.fromkeys(("train", "window", "step", "data", "forward", "backward", "optimizer", "mfu", "hfu"), "step"),
+    **dict.fromkeys(("prefill", "time"), "prefill"),
+    "decode": "decode",
+}
+
+
+def _timing_of(column: str) -> Timing:
+    """By the first word of its name."""
+    return _PARTS.get(column.partition("_")[0], "other")
 
 
 _KNOWN = (
@@ -62,6 +112,7 @@ _KNOWN = (
         label="KV cache as large as the weights at",
         unit="tokens",
         direction="higher",
+        timing=None,
         noisy=False,
         scale=1,
         decimals=0,
@@ -106,8 +157,8 @@ _KNOWN = (
     _memory("optimizer_state_bytes", "optimizer state"),
     _memory("activation_bytes", "activations"),
     _memory("training_pass_bytes_p50", "memory of forward and backward"),
-    _time("energy_joules_per_token", "energy", "J/token", 1),
-    _time("decode_energy_joules_per_token", "decode energy", "J/token", 1),
+    _energy("energy_joules_per_token", "energy"),
+    _energy("decode_energy_joules_per_token", "decode energy"),
     _share("decode_bandwidth_share", "decode, share of the copy's bandwidth"),
     _share("mfu", "model FLOPs utilisation"),
     _share("hfu", "hardware FLOPs utilisation"),
@@ -125,4 +176,6 @@ def metric_of(column: str) -> Metric:
     if column in METRICS:
         return METRICS[column]
     decimals = 0 if column.endswith("_bytes") else None
-    return Metric(column=column, label=column, unit="", direction=None, noisy=True, scale=1, decimals=decimals)
+    return Metric(
+        column=column, label=column, unit="", direction=None, timing=None, noisy=True, scale=1, decimals=decimals
+    )

@@ -67,6 +67,7 @@ class Progress:
         self.console, self.total, self.done = console, total, 0
         self.running: dict[str, Running] = {}
         self.gates = (0, 0)
+        self.round = ""
         self.began = time.monotonic()
         self.live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
 
@@ -113,6 +114,17 @@ class Progress:
         self._say(f"{status:<7} {running.label}  {note}  [{self.done}/{self.total}]")
         self._refresh()
 
+    def time(self, number: int, total: int, label: str) -> None:
+        """A variant is timed again, in the round of that number."""
+        self.round = f"round {number} of {total}: {label}"
+        self._refresh()
+
+    def timed(self, number: int, total: int, note: str) -> None:
+        """A round ended."""
+        self.round = ""
+        self._say(f"round   {number} of {total}  {note}")
+        self._refresh()
+
     def _say(self, line: str) -> None:
         self.console.print(Text(line), soft_wrap=True)
 
@@ -123,6 +135,8 @@ class Progress:
     def _lines(self) -> list[str]:
         if self.gates[0] < self.gates[1]:
             return ["gates: {} of {} variants".format(*self.gates)]
+        if self.round:
+            return [self.round]
         elapsed = time.monotonic() - self.began
         left = f", about {elapsed / self.done * (self.total - self.done):.0f} s left" if self.done else ""
         head = f"{self.done} of {self.total} trials done, {self.total - self.done} to go{left}"

@@ -21,7 +21,17 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ablate.schema import CURVES, JSON_COLUMNS, PROFILES, RENAMED, SCHEMA_VERSION, SCHEMAS, STATUSES, TRIALS
+from ablate.schema import (
+    CURVES,
+    JSON_COLUMNS,
+    PROFILES,
+    RENAMED,
+    REPEATS,
+    SCHEMA_VERSION,
+    SCHEMAS,
+    STATUSES,
+    TRIALS,
+)
 
 Columns = Mapping[str, Sequence[Any]]
 
@@ -32,7 +42,7 @@ class ResultsError(ValueError):
 
 # Compact for long tables, and plain to every reader: only the strings are worth a dictionary.
 _ENCODINGS = {
-    **dict.fromkeys(("step", "tokens", "sample"), "DELTA_BINARY_PACKED"),
+    **dict.fromkeys(("step", "tokens", "sample", "round", "place"), "DELTA_BINARY_PACKED"),
     "value": "BYTE_STREAM_SPLIT",
 }
 
@@ -136,6 +146,7 @@ def _long_table(schema: Any, trial_id: str, columns: Columns, write_id: str) -> 
 # --- What may be written ----------------------------------------------------------------------------------------------
 
 _TRIAL_ID = re.compile(r"[0-9a-f]{1,64}")
+_ROUND = re.compile(r"[0-9a-f]{1,64}-[0-9]{1,9}")
 
 
 def _checked_id(trial_id: object) -> str:
@@ -223,20 +234,30 @@ def _conform(table: Any, schema: Any) -> Any:
 
 
 def _checked_table(path: Path, kind: str) -> Any:
-    """The table of one trial's file, which must be about the trial that its name says."""
+    """The table of one trial's or round's file, which must be about the one that its name says."""
     if path.name.startswith((".", "_")) or path.suffix == ".tmp":
         raise _UnreadableError("left over from a write that did not finish")
-    if path.suffix != ".parquet" or not _TRIAL_ID.fullmatch(path.stem) or not path.is_file():
+    name = _ROUND if kind == "repeats" else _TRIAL_ID
+    if path.suffix != ".parquet" or not name.fullmatch(path.stem) or not path.is_file():
         raise _UnreadableError("not a file of ablate")
     try:
         table = _read(path, kind)
     except OSError as error:
         raise _UnreadableError(f"cannot be read: {error.strerror or error}") from error
-    if any(each != path.stem for each in table.column("trial_id").to_pylist()):
-        raise _UnreadableError("is about another trial than its name says")
+    if any(each != path.stem for each in _names_of_file(table, kind)):
+        raise _UnreadableError(f"is about another {'round' if kind == 'repeats' else 'trial'} than its name says")
     if kind == "trials" and len(table) != 1:
         raise _UnreadableError(f"has {len(table)} rows where one is due")
     return table
+
+
+def _names_of_file(table: Any, kind: str) -> list[str]:
+    """What the file that a row stands in must be called, for each row."""
+    if kind != "repeats":
+        names: list[str] = table.column("trial_id").to_pylist()
+        return names
+    ids, rounds = (table.column(name).to_pylist() for name in ("timing_id", "round"))
+    return [f"{timing_id}-{number}" for timing_id, number in zip(ids, rounds, strict=True)]
 
 
 def _write_id(table: Any) -> bytes:
@@ -304,6 +325,7 @@ _EXPERIMENT = {
     "machine": {"workers": _NUMBER, "memory_bytes": _NUMBER},
     "data": {"train_tokens": _NUMBER, "validation_tokens": _NUMBER},
     "train": dict,
+    "timing": {"timing_id": _TRIAL_ID, "members": {_TRIAL_ID: str}},
     "variants": [_VARIANT],
     "invalid": [{"variant": str, "reason": str}],
 }
@@ -379,6 +401,16 @@ def _of_trials(frame: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["trial_id"].isin(trials["trial_id"])].reset_index(drop=True)
 
 
+def _rounds_of(repeats: pd.DataFrame, experiment: Mapping[str, Any]) -> pd.DataFrame:
+    """The rounds that the present experiment's variants are compared by, under the names that it gives them."""
+    if experiment:
+        timing = experiment.get("timing") or {"timing_id": None, "members": {}}
+        repeats = repeats[repeats["timing_id"] == timing["timing_id"]]
+        named = [timing["members"].get(each) for each in repeats["variant_id"]]
+        repeats = repeats.assign(variant=named).astype(repeats.dtypes.to_dict())
+    return repeats.sort_values(["timing_id", "place"], ignore_index=True, kind="stable")
+
+
 # --- The doors --------------------------------------------------------------------------------------------------------
 
 
@@ -392,6 +424,7 @@ class Results:
     curves: pd.DataFrame
     profiles: pd.DataFrame
     skipped: list[str] = field(default_factory=list)
+    repeats: pd.DataFrame = field(default_factory=lambda: _frame("repeats", []))
 
 
 class Store:
@@ -420,6 +453,19 @@ class Store:
         for kind, table in tables.items():
             _write_table(self._path(kind, trial_id), table)
 
+    def write_round(self, timing_id: str, number: int, columns: Columns) -> None:
+        """Stores one round whole, in place of what was there."""
+        rows = len(next(iter(columns.values())))
+        identity: dict[str, list[Any]] = {"timing_id": [_checked_id(timing_id)] * rows, "round": [number] * rows}
+        table = _table(REPEATS, {**columns, **identity}, rows, uuid.uuid4().hex)
+        _write_table(self._path("repeats", f"{timing_id}-{number}"), table)
+
+    def rounds(self, timing_id: str) -> pd.DataFrame:
+        """The readable rounds that are stored under the identity."""
+        paths = sorted((self.folder / "repeats").glob(f"{_checked_id(timing_id)}-*.parquet"))
+        tables = [table for path in paths if (table := self._readable(path, "repeats")) is not None]
+        return _frame("repeats", tables)
+
     def trial(self, trial_id: str) -> dict[str, Any] | None:
         """The stored row as plain Python (None for null, NaN stays NaN), or None where no readable one is."""
         table = self._stored("trials", trial_id)
@@ -442,17 +488,28 @@ class Store:
         return _frame(kind, [table] if belongs else [])
 
     def _stored(self, kind: str, trial_id: str) -> Any | None:
+        return self._readable(self._path(kind, _checked_id(trial_id)), kind)
+
+    def _readable(self, path: Path, kind: str) -> Any | None:
         try:
-            return _checked_table(self._path(kind, _checked_id(trial_id)), kind)
+            return _checked_table(path, kind)
         except _UnreadableError:
             return None
 
-    def _path(self, kind: str, trial_id: str) -> Path:
-        return self.folder / kind / f"{trial_id}.parquet"
+    def _path(self, kind: str, name: str) -> Path:
+        return self.folder / kind / f"{name}.parquet"
 
     def write_experiment(self, document: Mapping[str, Any]) -> None:
         """Stores what the experiment is now: its resolved file, its variants and their trials."""
         _write_json(self.folder / "experiment.json", document)
+
+    def note_timing(self, timing: Mapping[str, Any] | None) -> None:
+        """Stores which rounds the present experiment's variants are compared by, and what they are called."""
+        document = self.experiment()
+        noted = {key: value for key, value in document.items() if key != "timing"}
+        noted |= {"timing": timing} if timing else {}
+        if noted != document:
+            self.write_experiment(noted)
 
     def experiment(self) -> dict[str, Any]:
         """What `write_experiment` stored; `ResultsError` where that is missing or unreadable."""
@@ -490,6 +547,7 @@ class Store:
         experiment = self._experiment_if_readable(skipped)
         rows = dict(_tables(self.folder, "trials", skipped))
         curves, profiles = (_long_tables(self.folder, kind, rows, skipped) for kind in ("curves", "profiles"))
+        rounds = [table for _, table in _tables(self.folder, "repeats", skipped)]
         trials = _frame("trials", list(rows.values()))
         if experiment:
             trials = _as_named_now(trials, experiment)
@@ -502,6 +560,7 @@ class Store:
             curves=_of_trials(_frame("curves", curves), trials),
             profiles=_of_trials(_frame("profiles", profiles), trials),
             skipped=skipped,
+            repeats=_rounds_of(_frame("repeats", rounds), experiment),
         )
 
     def _experiment_if_readable(self, skipped: list[str]) -> dict[str, Any]:

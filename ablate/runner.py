@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import pandas as pd
 import psutil
 
-from ablate import calibration, child, gatekeeper, machine
+from ablate import calibration, child, gatekeeper, machine, rounds
 from ablate.child import Child
 from ablate.experiment import Experiment
 from ablate.gatekeeper import Checked
@@ -44,7 +44,7 @@ class Interrupted(BaseException):
         self.number = number
 
 
-class Watcher(Protocol):
+class Watcher(rounds.Watcher, Protocol):
     """Who is told what happens (see `ablate.progress`)."""
 
     def check(self, done: int, total: int) -> None: ...  # noqa: D102
@@ -89,23 +89,28 @@ class Run:
         stored: Callable[[str], None],
         *,
         fail_fast: bool = False,
+        retry_failed: bool = False,
     ) -> None:
         self.experiment, self.store, self.resources, self.watcher = experiment, store, resources, watcher
-        self.fail_fast = fail_fast
+        self.fail_fast, self.retry_failed, self.failed = fail_fast, retry_failed, False
         self.plans = {plan.variant.name: plan for plan in plans}
         self.stored = stored
         self.software = machine.software()
         self.peaks: dict[int, Peaks] = {}
+        self.aa: dict[int, dict[str, float]] = {}
         self.running: dict[str, tuple[Task, Child, datetime]] = {}
         self.company: dict[str, float] = {}
         self.changed = time.monotonic()
 
     def carry_out(self, queue: list[Task]) -> None:
-        """Run all tasks. Raises `Interrupted` after everything that ran has been stopped and stored."""
-        if queue:
+        """Run all tasks, then the rounds that are left of the repeats.
+
+        Raises `Interrupted` after everything that ran has been stopped and stored.
+        """
+        if queue or self.rounds_left():
             with child.environment(self.resources.threads):
                 child.warm_up(child.context(self.resources.device))
-        with _signals() as received, self._announced():
+        with signals() as received, self._announced():
             waiting = list(reversed(self._through_gates(queue, received)))
             self._calibrate(waiting, received)
             while (waiting or self.running) and not received:
@@ -113,6 +118,8 @@ class Run:
                     self._begin(waiting.pop())
                 if self._wait() and self.fail_fast:
                     waiting.clear()
+            if not (received or (self.failed and self.fail_fast)):
+                self._repeat(received)
             if received:
                 self._interrupt(received[0])
                 raise Interrupted(received[0])
@@ -153,6 +160,8 @@ class Run:
                 return
             known, why = calibration.calibrate(self.resources.device, threads, stopped=lambda: bool(received))
             self.peaks[threads] = calibration.peaks_of(known)
+            # It was alone on the machine, and says nothing of trials that share it.
+            self.aa[threads] = calibration.aa_columns(known) if self.resources.workers == 1 else {}
             lacking |= known["lacking"] if why is None else dict.fromkeys(("decode_bandwidth_share", "mfu"), why)
         if queue and self.resources.workers > 1:
             lacking["energy_joules_per_token"] = "trials that run at once share it: --workers 1"
@@ -163,8 +172,39 @@ class Run:
     def _threads(self, task: Task) -> int:
         return task.trial.variant.settings.train.threads or self.resources.threads
 
+    def rounds_left(self) -> list[int]:
+        """The rounds that are left of the repeats, as far as trials have ended well by now."""
+        repeats = self.experiment.baseline.settings.profile.repeats
+        found = rounds.of_experiment(self.experiment, self.store, self.resources)
+        self.store.note_timing(found.document() if found else None)
+        if found is None or repeats is None:
+            return []
+        return rounds.left(found, self.store, repeats, retry_failed=self.retry_failed)
+
+    def _repeat(self, received: list[int]) -> None:
+        """Time the variants again, round after round, one at a time, now that nothing else runs."""
+        left = self.rounds_left()
+        found = rounds.of_experiment(self.experiment, self.store, self.resources)
+        if found is None:
+            return
+        log = self.store.log_path(found.timing_id)
+        for number, rows in rounds.carry_out(found, left, log, lambda: bool(received), self):
+            self.store.write_round(found.timing_id, number, rounds.columns(rows))
+            if self.fail_fast and any(row["status"] != "ok" for row in rows):
+                return
+
+    def time(self, number: int, total: int, label: str) -> None:
+        """A variant is timed now, in one of the rounds: told to the watcher, and to `status`."""
+        self.watcher.time(number, total, label)
+        self._announce(f"{label}, timed in round {number} of {total}")
+
+    def timed(self, number: int, total: int, note: str) -> None:
+        """A round ended."""
+        self.watcher.timed(number, total, note)
+
     def _refuse(self, task: Task, checked: Checked, fault: str) -> None:
         """Store a trial that does not run."""
+        self.failed = True
         trial_id = task.trial.trial_id
         self.watcher.start(trial_id, _label(task.trial), task.trial.variant.settings.train.n_steps)
         log = checked.log.relative_to(self.store.folder).as_posix()
@@ -179,8 +219,8 @@ class Run:
         finally:
             (self.store.folder / _RUNNING).unlink(missing_ok=True)
 
-    def _announce(self) -> None:
-        labels = [_label(task.trial) for task, _, _ in self.running.values()]
+    def _announce(self, *more: str) -> None:
+        labels = [*(_label(task.trial) for task, _, _ in self.running.values()), *more]
         text = json.dumps({"pid": os.getpid(), "trials": labels})
         (self.store.folder / _RUNNING).write_text(text, encoding="utf-8")
 
@@ -242,6 +282,7 @@ class Run:
         curves: Columns = running.curves if "train" in task.phases else _columns(self.store.curves(trial_id))
         profiles = running.profiles if "train" in task.phases else _beside_training(self.store, trial_id, running)
         self._store(row, curves, profiles)
+        self.failed |= status != "ok"
         return status
 
     def _store(self, row: dict[str, Any], curves: Columns, profiles: Columns) -> None:
@@ -257,6 +298,7 @@ class Run:
         stored = task.stored if task.stored and "train" not in task.phases else {}
         before = {name: value for name, value in stored.items() if name not in PROFILED}
         return {
+            **self.aa.get(self._threads(task), {}),
             **before,
             **self.software,
             "experiment": self.experiment.name,
@@ -325,7 +367,7 @@ def _note(row: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
+def signals() -> Iterator[list[int]]:
     """Collects the first SIGINT or SIGTERM, so that no write is torn by one; a second acts as it would without us."""
     received: list[int] = []
 

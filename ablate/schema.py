@@ -1,4 +1,4 @@
-"""What is stored: the columns of the three tables with their types, and the outcomes that a trial can have."""
+"""What is stored: the columns of the four tables with their types, and the outcomes that a trial can have."""
 
 from __future__ import annotations
 
@@ -103,6 +103,7 @@ TRIALS = _declare(
         *_fields(pa.float64(), "other_load_cores device_clock_mhz_p50 device_clock_mhz_min"),
         *_fields(pa.float64(), "device_temperature_celsius_max"),
         *_fields(pa.string(), "throttle_reasons"),
+        *_fields(pa.float64(), "aa_step_ratio_low aa_step_ratio_high"),
         *_fields(pa.int64(), "peak_allocated_bytes peak_reserved_bytes peak_rss_bytes device_used_bytes"),
         *_fields(pa.int64(), "peak_live_bytes parameter_bytes gradient_bytes optimizer_state_bytes activation_bytes"),
         *_fields(pa.string(), "device device_name gpu_uuid"),
@@ -137,4 +138,19 @@ PROFILES = _declare(
     ],
 )
 
-SCHEMAS: Mapping[str, Any] = {"trials": TRIALS, "curves": CURVES, "profiles": PROFILES}
+REPEATS = _declare(
+    "repeats",
+    [
+        *_fields(pa.string(), "timing_id variant_id variant"),
+        *_fields(pa.bool_(), "is_partner"),  # the baseline again: the other half of the A/A check
+        *_fields(pa.int64(), "round place seed"),  # place: its number in the whole order, over all rounds
+        *_fields(pa.timestamp("us", tz="UTC"), "started_at"),
+        *_fields(pa.string(), "status reason metric"),
+        *_fields(pa.float64(), "value other_load_cores"),
+        *_fields(pa.string(), "device device_name"),
+        *_fields(pa.int64(), "threads"),
+        *_fields(pa.string(), "torch"),
+    ],
+)
+
+SCHEMAS: Mapping[str, Any] = {"trials": TRIALS, "curves": CURVES, "profiles": PROFILES, "repeats": REPEATS}

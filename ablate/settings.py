@@ -471,6 +471,11 @@ class ProfileSettings(Settings):
         [], description="sequence lengths over which the growth of time and memory is measured; 2 or more"
     )
     rounds: Count = Field(3, description="times that each cell is measured, after one warm-up")
+    repeats: Count | None = Field(
+        None,
+        description="rounds in which every variant is timed again in a fresh process, one after the other, the "
+        "baseline first and last",
+    )
 
     def faults(self, max_seq_len: int) -> list[SettingsError]:
         """Lengths beyond what the model can take, and too few to see a growth."""

@@ -1,4 +1,7 @@
-"""Means over seeds, differences paired by seed, and verdicts that refuse to call a difference inside the noise."""
+"""Means over seeds, differences paired by seed, and verdicts that refuse to call a difference inside the noise.
+
+Times are compared by their ratio, paired by round: noise of a machine is in proportion to what it disturbs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,20 @@ Verdict = Literal[
     "better", "worse", "different", "no clear difference", "single seed", "no common seed", "another task"
 ]
 
+TimingVerdict = Literal["faster", "slower", "no clear difference", "single round", "no common round"]
+
 CONFIDENCE = 0.95
+
+POWER = 0.9
+"""A difference counts as one that can be seen where it is found with this probability."""
+
+SOUGHT = 0.05
+"""The relative difference that repeats are recommended for."""
+
+SD_CONFIDENCE = 0.8
+"""How sure the sd is to be that repeats are planned with."""
+
+MOST_REPEATS = 1000
 
 
 @dataclass(frozen=True)
@@ -40,6 +56,31 @@ class Difference:
     def is_clear(self) -> bool:
         """Whether the interval excludes zero."""
         return self.verdict in ("better", "worse", "different")
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A variant's time by the baseline's: the geometric mean over `n` rounds that both have, and its interval.
+
+    `sd` is that of the ratios' logarithms.
+    """
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    sd: float | None
+    n: int
+    verdict: TimingVerdict
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval excludes equality."""
+        return self.verdict in ("faster", "slower")
+
+    @property
+    def holds_equality(self) -> bool:
+        """Whether there is an interval and it holds equality."""
+        return self.verdict == "no clear difference"
 
 
 def finite(value: Any) -> float | None:
@@ -81,6 +122,55 @@ def paired_difference(
     half = _t_quantile(summary.n - 1) * summary.sd / math.sqrt(summary.n)
     low, high = summary.mean - half, summary.mean + half
     return Difference(summary.mean, low, high, summary.n, _verdict(low, high, direction))
+
+
+def paired_ratio(variant: Mapping[int, float], baseline: Mapping[int, float]) -> Ratio:
+    """The mean ratio of times over common rounds, with the 95 % t interval of their logarithms."""
+    rounds = [each for each in sorted(variant.keys() & baseline.keys()) if variant[each] > 0 and baseline[each] > 0]
+    summary = summarize(math.log(variant[each] / baseline[each]) for each in rounds)
+    if summary.mean is None:
+        return Ratio(None, None, None, None, 0, "no common round")
+    if summary.sd is None:
+        return Ratio(math.exp(summary.mean), None, None, None, 1, "single round")
+    half = _t_quantile(summary.n - 1) * summary.sd / math.sqrt(summary.n)
+    low, high = summary.mean - half, summary.mean + half
+    verdict: TimingVerdict = "no clear difference" if low <= 0 <= high else "faster" if high < 0 else "slower"
+    return Ratio(math.exp(summary.mean), math.exp(low), math.exp(high), summary.sd, summary.n, verdict)
+
+
+def smallest_visible(sd: float, n: int) -> float:
+    """The relative slowdown that `n` rounds find with a probability of `POWER`, where log ratios have this sd."""
+    from scipy.special import nctdtrinc  # scipy.stats takes a second to import
+
+    shift = float(nctdtrinc(n - 1, 1 - POWER, _t_quantile(n - 1)))
+    return math.expm1(shift * sd / math.sqrt(n))
+
+
+def repeats_needed(sd: float, n: int, difference: float = SOUGHT, power: float = POWER) -> int | None:
+    """The fewest rounds that find a relative slowdown with the probability `power`; None where 1000 are too few.
+
+    The sd was estimated from `n` rounds, and half of all estimates are too low, those of a few rounds by a lot. So it
+    is taken at its upper bound: what is planned with it has at least the power in four of five cases.
+    """
+    import numpy as np
+    from scipy.special import nctdtr, stdtrit
+
+    rounds = np.arange(2, MOST_REPEATS + 1)
+    bound = max(upper_sd(sd, n), 1e-9)
+    shift = math.log1p(difference) * np.sqrt(rounds) / bound
+    edge = stdtrit(rounds - 1, (1 + CONFIDENCE) / 2)
+    # Far from zero the distribution's tail is not a number: nothing is missed there.
+    missed = np.nan_to_num(nctdtr(rounds - 1, shift, edge) - nctdtr(rounds - 1, shift, -edge), nan=0.0)
+    enough = np.flatnonzero(1 - missed >= power)
+    return int(rounds[enough[0]]) if len(enough) else None
+
+
+def upper_sd(sd: float, n: int) -> float:
+    """What the true sd is not above, with a confidence of `SD_CONFIDENCE`, where `n` normal values have the given."""
+    from scipy.special import gammaincinv
+
+    chi_squared = 2 * float(gammaincinv((n - 1) / 2, 1 - SD_CONFIDENCE))
+    return sd * math.sqrt((n - 1) / chi_squared)
 
 
 def _verdict(low: float, high: float, direction: Direction | None) -> Verdict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -76,7 +76,13 @@ def trial_of(variant: Variant, seed: int, device: str, threads: int) -> Trial:
     own_threads = identity["train"].pop("threads")
     sources = [registry.source_sha256(name) for name in foreign_names(identity["model"])]
     trial_id = _hash([identity, seed, device, own_threads or threads, sources])
-    return Trial(variant, seed, trial_id, _hash(variant.plain["profile"]))
+    profile = {key: value for key, value in variant.plain["profile"].items() if key != "repeats"}
+    return Trial(variant, seed, trial_id, _hash(profile))
+
+
+def timing_id(members: Sequence[str], cells: Any) -> str:
+    """The identity of timings that are compared: who is timed, in which order, and what is timed beside training."""
+    return _hash([list(members), cells])
 
 
 def _hash(value: Any) -> str:

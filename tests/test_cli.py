@@ -432,7 +432,7 @@ def test_a_name_that_something_else_has_in_results_is_refused(verb: str, name: s
 
 def test_what_is_stored_but_not_ok_is_told(write: Write) -> None:
     experiment = commands.read(commands.Wanted(str(write())))
-    said = [commands._opening(experiment, 0, Counter(statuses)) for statuses in ({"ok": 1}, {"crashed": 1})]
+    said = [commands._opening(experiment, 0, Counter(statuses), 0) for statuses in ({"ok": 1}, {"crashed": 1})]
     assert said == [
         "tiny: 1 variant x 1 seed = 1 trial, all of them stored: nothing to train",
         "tiny: 1 variant x 1 seed = 1 trial, all of them stored: nothing to train"

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Any
+import math
+import os
+import signal
+import statistics
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from click.testing import CliRunner
+from conftest import Write
 
-from ablate import calibration, doctor, machine
+from ablate import calibration, doctor, machine, noise, rounds
 from ablate.cli import main
-from ablate.job import Peaks
+from ablate.job import Peaks, TimingJob
 from ablate.machine import Resources
-from ablate.profiling import energy, lacking, surroundings
+from ablate.profiling import calibrate, energy, lacking, surroundings
 from ablate.runner import Run
+from ablate.stats import repeats_needed
 
 MEASURED = {
     "device_name": "NVIDIA H200",
@@ -114,7 +121,7 @@ def test_a_sweep_says_once_what_it_cannot_measure(
     monkeypatch.setattr(calibration, "calibrate", calibrate)
     monkeypatch.setattr(Run, "_threads", lambda self, task: task)
     run = Run.__new__(Run)
-    run.resources, run.peaks = Resources("cpu", 2, 1), {}
+    run.resources, run.peaks, run.aa = Resources("cpu", 2, 1), {}, {}
     with caplog.at_level(logging.WARNING):
         run._calibrate([2, 1, 2, 4], [])  # type: ignore[list-item]
         run._calibrate([], [])
@@ -124,3 +131,152 @@ def test_a_sweep_says_once_what_it_cannot_measure(
     assert "decode_bandwidth_share (timeout)" in warning
     for word in ("mfu_datasheet (unknown)", "mfu (timeout)", "energy_joules_per_token (trials that run at once"):
         assert word in warning
+
+
+# --- The A/A check ----------------------------------------------------------------------------------------------------
+
+
+class TwiceTimed:
+    """A child that ends at once, with planted times: at the end of a round `again` times as long."""
+
+    again = 1.0
+    status = "ok"
+    limit = None
+    taken: ClassVar[list[float]] = []
+
+    def __init__(self, start: Any, job: TimingJob) -> None:
+        factor = self.again if job.seed >= rounds.PARTNER_SEEDS else 1.0
+        values = {"step_seconds_p50": factor * (1 + 0.01 * (job.seed % 3)), "prefill_seconds_p50": 1.0}
+        self.columns = {"values": values, "other_load_cores": 0.3}
+        self.taken.append(job.seed)
+        self.process, self.phase = self, "train"
+
+    def is_alive(self) -> bool:
+        return False
+
+    def listen(self) -> list[Any]:
+        return []
+
+    def end(self) -> tuple[str, str | None, str | None]:
+        return (self.status, None, None) if self.status == "ok" else (self.status, "train", "signal 9")
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[TwiceTimed]:
+    monkeypatch.setenv("ABLATE_CACHE", str(tmp_path))
+    monkeypatch.setattr(rounds, "Child", TwiceTimed)
+    monkeypatch.setattr(noise.child, "warm_up", lambda _: None)
+    monkeypatch.setattr(TwiceTimed, "taken", [])
+    known = {name: MEASURED.get(name) for name in calibrate.IDENTITY} | {"torch": "2.13.0"}
+    monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: (known, None))
+    return TwiceTimed
+
+
+def aa(*arguments: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(main, ["doctor", "--device", "cpu", *arguments])
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_a_model_that_equals_itself_is_told_with_its_noise(timed: type[TwiceTimed]) -> None:
+    code, output, heard = aa("--aa", "--repeats", "6")
+    assert code == 0, output
+    assert timed.taken == [seed for n in range(6) for seed in (n, n + rounds.PARTNER_SEEDS)]
+    lines = {line.split()[0]: line for line in output.splitlines() if line}
+    assert "none seen" in lines["step"]
+    assert "none seen" in lines["prefill"]
+    assert "the baseline of built-in, 6 rounds of two processes; other programs kept up to 0.3 cores busy" in output
+    assert "round   6 of 6" in heard
+    assert "too noisy" not in output
+
+
+def test_a_machine_too_noisy_for_its_rounds_says_so(timed: type[TwiceTimed]) -> None:
+    code, output, _ = aa("--aa", "--repeats", "3")
+    assert code == 0, output
+    assert "too noisy for so few rounds: a slowdown of 5 % would mostly go unseen" in output
+
+
+def test_an_aa_check_as_json_with_known_answers(timed: type[TwiceTimed]) -> None:
+    code, output, _ = aa("--aa", "--repeats", "6", "--json")
+    facts = json.loads(output)
+    assert code == 0
+    step = facts["figures"]["step_seconds_p50"]
+    # In rounds 0 to 5 seeds by 3 leave 0, 1, 2, 0, 1, 2, and 1,000,000 more of them 1, 2, 0, 1, 2, 0.
+    logs = [math.log((1 + 0.01 * ((n + 1) % 3)) / (1 + 0.01 * (n % 3))) for n in range(6)]
+    assert step["ratio"] == pytest.approx(math.exp(statistics.fmean(logs)))
+    assert step["sd"] == pytest.approx(statistics.stdev(logs))
+    assert step["n"] == 6
+    assert step["inside"] is True
+    assert step["repeats_needed"] == repeats_needed(step["sd"], 6)
+    assert 0 < step["smallest_visible"] < 0.05
+    assert facts["inside"] is True
+    assert facts["failed"] == []
+
+
+def test_what_differs_from_itself_is_an_exit_status(timed: type[TwiceTimed], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TwiceTimed, "again", 1.2)
+    code, output, _ = aa("--aa", "--repeats", "6")
+    assert code == 1
+    (line,) = [line for line in output.splitlines() if line.startswith("step")]
+    assert "+20." in line
+    assert "DIFFERS" in line
+    assert "not to be trusted here" in output
+
+
+def test_what_cannot_be_timed_is_no_check(timed: type[TwiceTimed], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TwiceTimed, "status", "killed")
+    code, output, _ = aa("--aa", "--repeats", "2")
+    assert code == 1
+    assert "not timed: killed: train: signal 9" in output
+    assert calibrate.kept_aa(dict.fromkeys(calibrate.IDENTITY)) is None
+    assert not list(calibrate.folder().glob("aa-*"))
+
+
+def test_a_check_is_kept_beside_the_calibration_and_shown(timed: type[TwiceTimed]) -> None:
+    aa("--aa", "--repeats", "6")
+    (file,) = calibrate.folder().glob("aa-*.json")
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    what = {name: kept[name] for name in calibrate.IDENTITY}
+    assert calibrate.kept_aa(what) == kept
+    assert calibrate.kept_aa(what | {"threads": 3}) is None
+    assert calibrate.kept_aa(what | {"torch": "2.14.0"}) is None
+    columns = calibration.aa_columns({"aa": kept})
+    assert columns["aa_step_ratio_low"] < 1 < columns["aa_step_ratio_high"]
+    assert calibration.aa_columns({"aa": None}) == {}
+    here, note = {what: rest for what, *rest in doctor._aa(kept)}["A/A noise, step"]
+    assert here.endswith(" %")
+    assert note.startswith("no difference seen: [-")
+    assert "over 6 rounds" in note
+
+
+def test_without_a_check_the_doctor_says_how_to_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown(examined(monkeypatch, MEASURED))["A/A noise"] == ("n/a", "python -m ablate doctor --aa measures it")
+
+
+def test_the_check_of_a_file_takes_its_baseline(timed: type[TwiceTimed], write: Write) -> None:
+    file = write("variants:\n  a: {n_layers: 2}\nprofile: {repeats: 3}\n")
+    code, output, _ = aa("--aa", str(file), "--repeats", "3", "--set", "train.threads=1", "--json")
+    assert code == 0, output
+    facts = json.loads(output)
+    assert (facts["model"], facts["repeats"], facts["threads"]) == ("tiny", 3, 1)
+    assert len(timed.taken) == 6
+
+
+def test_an_interrupted_check_keeps_nothing(timed: type[TwiceTimed], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TwiceTimed, "listen", lambda self: os.kill(os.getpid(), signal.SIGINT) or [])
+    code, output, _ = aa("--aa", "--repeats", "2")
+    assert code == 130
+    assert output == ""
+    assert len(timed.taken) == 1
+    assert not list(calibrate.folder().glob("aa-*"))
+
+
+def test_trials_alone_on_the_machine_carry_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = {"step_seconds_p50": {"ratio_low": 0.98, "ratio_high": 1.01}}
+    known = {"lacking": {}, "aa": {"figures": figures}}
+    monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: (known, None))
+    monkeypatch.setattr(Run, "_threads", lambda self, task: task)
+    run = Run.__new__(Run)
+    for workers, columns in ((1, {"aa_step_ratio_low": 0.98, "aa_step_ratio_high": 1.01}), (2, {})):
+        run.resources, run.peaks, run.aa = Resources("cpu", workers, 1), {}, {}
+        run._calibrate([2], [])  # type: ignore[list-item]
+        assert run.aa == {2: columns}

@@ -22,12 +22,15 @@ STOREYS = [
     [*SLOTS],
     ["settings", "grid", "variant", "expansion", "experiment", "position_plot"],
     ["model", "cost", "building", "importing", "job", "results", "mlflow_view"],
-    ["twin", "objectives", "batches", "train", "profiling", "plan", "machine", "stats"],
+    ["twin", "objectives", "batches", "train", "profiling", "plan", "machine", "stats", "interleaved"],
     [
         "gates",
         "gatekeeper",
         "trial",
+        "timing",
         "child",
+        "rounds",
+        "noise",
         "calibration",
         "doctor",
         "progress",
@@ -186,7 +189,21 @@ LATE = {
 }
 LIGHT = (
     *("registry", "document", "presets", "results", "mlflow_view", "stats", "metrics", "report", "tracking", "machine"),
-    *("mlflow_run", "mlflow_ui", "progress", "runner", "calibration", "doctor", "commands", "cli", "__main__", "data"),
+    *(
+        "mlflow_run",
+        "mlflow_ui",
+        "progress",
+        "runner",
+        "calibration",
+        "doctor",
+        "interleaved",
+        "rounds",
+        "noise",
+        "commands",
+        "cli",
+        "__main__",
+        "data",
+    ),
 )
 
 

@@ -8,21 +8,25 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from ablate.metrics import TIMED, Timing
 from ablate.report import write_report
 from ablate.report.conditions import attention_kernels
 from ablate.report.text import escape, table
 from ablate.results import Results
-from ablate.schema import CURVES, PROFILES, TRIALS
+from ablate.schema import CURVES, PROFILES, REPEATS, TRIALS
 
 GOLDEN = Path(__file__).parent / "golden" / "report.md"
 NAN = math.nan
@@ -72,12 +76,29 @@ def entry(name: str, seeds: range, slots: tuple[str, ...] = ("attention",), **fa
     }
 
 
+def repeats(kind: Timing, *, again: list[float], **seconds: list[float]) -> list[Row]:
+    """Rounds in which each took so many seconds, the baseline among them, and the baseline `again` so many."""
+    members = [*((name, False, values) for name, values in seconds.items()), ("baseline", True, again)]
+    return [
+        {
+            **{"timing_id": "c0", "variant_id": f"id-{name}", "variant": name, "is_partner": partner, "status": "ok"},
+            **{"round": number, "place": number * len(members) + position + 1, "seed": number + 1_000_000 * partner},
+            **{"started_at": datetime(2026, 5, 4, 3, number, position, tzinfo=UTC), "other_load_cores": 0.1},
+            **{"device": "cpu", "device_name": "Some CPU", "threads": 2, "torch": "2.13.0"},
+            **{"metric": TIMED[kind], "value": values[number]},
+        }
+        for number in range(len(again))
+        for position, (name, partner, values) in enumerate(members)
+    ]
+
+
 def results(
     rows: list[Row],
     variants: list[Row] | None = None,
     *,
     curves: list[Row] | None = None,
     profiles: list[Row] | None = None,
+    rounds: list[Row] | None = None,
     **document: Any,
 ) -> Results:
     """As `load` gives them: through the declared schemas, so that dtypes are the real ones."""
@@ -87,10 +108,13 @@ def results(
         variants = [entry(name, seeds) for name in names]
     frames = [
         pa.Table.from_pylist(records, schema=schema).to_pandas()
-        for records, schema in ((rows, TRIALS), (curves or [], CURVES), (profiles or [], PROFILES))
+        for records, schema in (
+            *((rows, TRIALS), (curves or [], CURVES), (profiles or [], PROFILES)),
+            (sorted(rounds or [], key=lambda row: row["place"]), REPEATS),
+        )
     ]
     experiment = {"schema": 1, "name": "demo", "variants": variants, **document}
-    return Results(Path("results/demo"), experiment, *frames)
+    return Results(Path("results/demo"), experiment, *frames[:3], repeats=frames[3])
 
 
 def lengths(trial_id: str, seconds: dict[int, float], metric: str = "training_pass_seconds_p50") -> list[Row]:
@@ -123,6 +147,7 @@ def golden_results() -> Results:
                 "ablate": "0.1.0",
             }
             row |= {"ablate": "0.1.0", "git_commit": "abc123", "git_dirty": True}
+            row |= {"decode_tokens_per_second": 100.0 + row["seed"] + (90 if row["variant"] == "gqa" else 0)}
             row |= {"parameter_bytes": 4000, "activation_bytes": 2**20, "peak_live_bytes": 3 * 2**20}
     rows[-3] |= {"precision": "bf16"}
     sizes = {"baseline": 512, "gqa": 128, "tie": 128}
@@ -157,6 +182,15 @@ def golden_results() -> Results:
         variants,
         curves=curves,
         profiles=profiles,
+        rounds=[
+            *repeats(
+                "step", baseline=[1.0, 1.02, 1.01], gqa=[0.71, 0.73, 0.72], tie=[1.01] * 3, again=[1.01, 1.0, 1.03]
+            ),
+            *repeats("decode", baseline=[0.01] * 3, gqa=[0.005, 0.006, 0.005], tie=[0.01] * 3, again=[0.011] * 3),
+            {**repeats("step", again=[1.0])[0], "variant": "tie", "is_partner": False, "round": 3, "place": 16}
+            | {"status": "oom", "reason": "train: out of memory", "metric": None, "value": None},
+        ],
+        profile={"repeats": 5},
         question="Does | it hold?",
         seeds=[0, 1, 2],
         counts={"raw": 8, "excluded": 0, "invalid": 1, "merged": 0, "planned": 7, "trials": 17},
@@ -433,13 +467,118 @@ def test_what_did_not_end_ok_does_not_compete(plain_text: Any) -> None:
 
 
 def test_higher_is_better_where_the_metric_says_so(plain_text: Any) -> None:
-    rows = losses(baseline=[2.5, 2.6, 2.7], a=[2.5, 2.6, 2.7])
-    for row in rows:
-        row["decode_tokens_per_second"] = (200.0 if row["variant"] == "a" else 100.0) + row["seed"] ** 2
-    text = plain_text(results(rows))
+    rows = speeds("decode_tokens_per_second")
+    rounds = repeats("decode", baseline=[1.0, 1.1], again=[1.1, 1.0])
+    text = plain_text(results(rows, rounds=rounds))
     # Differences without any spread are as clear as can be.
     assert cell(text, "a", "decode ↑").startswith("**201.7")
     assert "**" not in cell(text, "baseline", "decode ↑")
+
+
+def speeds(column: str, **columns: Any) -> list[Row]:
+    """A variant that is clearly better than the baseline, by its trials."""
+    rows = losses(baseline=[2.5, 2.6, 2.7], a=[2.5, 2.6, 2.7])
+    for row in rows:
+        row |= {column: (200.0 if row["variant"] == "a" else 100.0) + row["seed"] ** 2, **columns}
+    return rows
+
+
+# --- Which timings may be judged --------------------------------------------------------------------------------------
+
+EQUAL, DIFFERS = [1.01, 1.0, 1.02], [1.11, 1.1, 1.12]
+BASE, SLOW = [1.0, 1.02, 1.01], [2.0, 2.05, 2.0]
+
+
+def test_a_variant_that_takes_longer_is_slower(plain_text: Any) -> None:
+    rows = [trial("baseline", 0, 2.5), trial("a", 0, 2.5)]
+    rounds = repeats("step", baseline=BASE, a=SLOW, again=EQUAL)
+    text = section(plain_text(results(rows, rounds=rounds, profile={"repeats": 3})), "Speed, interleaved")
+    assert "Order: baseline, a, baseline again; 3 rounds, every member in a fresh process" in text
+    assert "Measured on cpu, Some CPU, 2 threads, torch 2.13.0; 2026-05-04 03:00 to 2026-05-04 03:02 UTC." in text
+    assert "over 3 rounds: no difference from itself; one of +" in text
+    line = table_rows(text, "verdict")["a"]
+    assert line["verdict"] == "slower"
+    assert line["timing"] == "step"
+    assert line["n"] == "3"
+    assert line["time against the baseline, 95 % interval"].startswith("+99.7 % [+")
+
+
+def test_where_the_baseline_differs_from_itself_verdicts_are_withheld(plain_text: Any) -> None:
+    rows = speeds("train_tokens_per_second", decode_tokens_per_second=50.0)
+    rounds = repeats("step", baseline=BASE, a=SLOW, again=DIFFERS) + repeats(
+        "decode", baseline=BASE, a=SLOW, again=EQUAL
+    )
+    text = plain_text(results(rows, rounds=rounds))
+    lines = {line[1]: line[4] for line in tables_of(section(text, "Speed, interleaved"))[0] if line[0] == "a"}
+    assert lines == {"step": "withheld", "decode": "slower"}
+    assert "A/A, step: the baseline again took +9.9 %" in text
+    assert "it differs from itself" in section(text, "Speed, interleaved")
+    assert "The baseline timed against itself differs (step): verdicts" in section(text, "Read with care")
+    assert "**" not in cell(text, "a", "training ↑")
+    assert "training tokens/s ×1.98 (no verdict)" in text
+
+
+def test_one_round_vouches_for_nothing(plain_text: Any) -> None:
+    rows = speeds("train_tokens_per_second")
+    text = plain_text(
+        results(rows, rounds=repeats("step", baseline=[1.0], a=[2.0], again=[1.0]), profile={"repeats": 4})
+    )
+    assert "1 round of 4 (the rest is still to come)" in text
+    assert table_rows(section(text, "Speed, interleaved"), "verdict")["a"]["verdict"] == "withheld"
+    assert "one round has no interval, so that verdicts are withheld" in text
+    assert "**" not in cell(text, "a", "training ↑")
+
+
+def test_without_an_aa_check_no_timing_is_best(plain_text: Any) -> None:
+    text = plain_text(results(speeds("train_tokens_per_second", prefill_tokens_per_second=1.0)))
+    assert "**" not in cell(text, "a", "training ↑")
+    assert "Speed, interleaved" not in text
+    told = section(text, "Read with care")
+    assert "No A/A check stands behind times and speeds (step, prefill)" in told
+    assert "`profile: {repeats: n}`" in told
+    assert "`python -m ablate doctor --aa`" in told
+
+
+@pytest.mark.parametrize(("low", "high", "is_bold"), [(0.98, 1.03, True), (1.02, 1.07, False), (None, None, False)])
+def test_the_check_of_the_machine_vouches_for_training(
+    low: float | None, high: float | None, is_bold: bool, plain_text: Any
+) -> None:
+    rows = speeds("train_tokens_per_second", aa_step_ratio_low=low, aa_step_ratio_high=high)
+    text = plain_text(results(rows))
+    assert cell(text, "a", "training ↑").startswith("**") == is_bold
+    assert ("timed against itself differs (step)" in text) == (low == 1.02)
+    assert ("No A/A check" in text) == (low is None)
+    rows = speeds("decode_tokens_per_second", aa_step_ratio_low=low, aa_step_ratio_high=high)
+    assert "**" not in cell(plain_text(results(rows)), "a", "decode ↑")
+
+
+def test_a_variant_without_a_check_takes_the_verdict_from_all(plain_text: Any) -> None:
+    rows = speeds("train_tokens_per_second", aa_step_ratio_low=0.98, aa_step_ratio_high=1.03)
+    rows[0]["aa_step_ratio_low"] = None
+    assert "**" not in cell(plain_text(results(rows)), "a", "training ↑")
+
+
+def test_repeats_go_before_the_check_of_the_machine(plain_text: Any) -> None:
+    rows = speeds("train_tokens_per_second", aa_step_ratio_low=0.98, aa_step_ratio_high=1.03)
+    text = plain_text(results(rows, rounds=repeats("step", baseline=BASE, a=SLOW, again=DIFFERS)))
+    assert "**" not in cell(text, "a", "training ↑")
+
+
+def test_what_could_not_be_timed_is_told(plain_text: Any) -> None:
+    rounds = repeats("step", baseline=BASE, a=SLOW, again=EQUAL)
+    lost = rounds[-2] | {"status": "killed", "reason": "signal 9", "metric": None, "value": None}
+    text = plain_text(results(speeds("train_tokens_per_second"), rounds=[*rounds[:-2], lost, rounds[-1]]))
+    assert "- Not timed in round 3: a, killed: signal 9" in text
+    assert table_rows(section(text, "Speed, interleaved"), "verdict")["a"]["n"] == "2"
+
+
+def test_only_the_rounds_measured_last_are_compared(plain_text: Any) -> None:
+    whole = results(speeds("train_tokens_per_second"), rounds=repeats("step", baseline=BASE, a=SLOW, again=EQUAL))
+    earlier = whole.repeats.assign(
+        timing_id="b0", value=7.0, started_at=whole.repeats["started_at"] - timedelta(days=1)
+    )
+    both = replace(whole, experiment={}, repeats=pd.concat([whole.repeats, earlier]))
+    assert section(plain_text(both), "Speed, interleaved") == section(plain_text(whole), "Speed, interleaved")
 
 
 def test_other_budgets_are_marked(plain_text: Any) -> None:

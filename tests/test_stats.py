@@ -13,8 +13,18 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ablate.metrics import METRICS, Metric, metric_of
-from ablate.stats import finite, paired_difference, power_law, summarize, values_by_seed
+from ablate.metrics import METRICS, TIMED, Metric, metric_of
+from ablate.stats import (
+    finite,
+    paired_difference,
+    paired_ratio,
+    power_law,
+    repeats_needed,
+    smallest_visible,
+    summarize,
+    upper_sd,
+    values_by_seed,
+)
 
 LOSSES = st.lists(st.floats(-100, 100), min_size=2, max_size=8)
 
@@ -172,9 +182,97 @@ def test_two_points_have_no_interval_and_fewer_no_law() -> None:
         assert power_law(xs, ys) is None
 
 
+# --- Times, paired by round -------------------------------------------------------------------------------------------
+
+
+def test_a_ratio_by_hand() -> None:
+    # Log ratios ln 2, ln 2, ln 8: mean ln 2 + ln 4 / 3, sd ln 4 / √3, t(2) = 4.3026527.
+    found = paired_ratio({0: 2.0, 1: 6.0, 2: 8.0, 3: 9.0}, {0: 1.0, 1: 3.0, 2: 1.0})
+    mean, sd = math.log(2) + math.log(4) / 3, math.log(4) / math.sqrt(3)
+    assert (found.n, found.verdict) == (3, "no clear difference")
+    assert found.sd == pytest.approx(sd)
+    assert found.mean == pytest.approx(math.exp(mean))
+    assert found.low == pytest.approx(math.exp(mean - 4.3026527 * sd / math.sqrt(3)))
+    assert found.high == pytest.approx(math.exp(mean + 4.3026527 * sd / math.sqrt(3)))
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(2.0, "slower"), (0.5, "faster"), (1.0, "no clear difference")])
+def test_times_are_faster_or_slower(factor: float, verdict: str) -> None:
+    baseline = {n: 1.0 + n for n in range(4)}
+    found = paired_ratio({n: factor * each * (1 + 0.01 * (-1) ** n) for n, each in baseline.items()}, baseline)
+    assert found.verdict == verdict
+    assert found.is_clear == (verdict != "no clear difference")
+    assert found.mean == pytest.approx(factor, rel=1e-3)
+
+
+def test_one_round_gives_no_verdict_and_none_no_figure() -> None:
+    one = paired_ratio({0: 3.0, 1: 1.0}, {0: 1.0, 2: 1.0})
+    assert (one.mean, one.low, one.high, one.sd, one.n) == (pytest.approx(3.0), None, None, None, 1)
+    assert not one.is_clear
+    assert not one.holds_equality
+    none = paired_ratio({0: 3.0}, {1: 1.0})
+    assert (none.mean, none.n, none.verdict) == (None, 0, "no common round")
+
+
+@pytest.mark.parametrize(("sd", "n"), [(0.01, 3), (0.05, 10), (0.3, 5)])
+def test_what_can_be_seen_is_what_scipys_noncentral_t_finds(sd: float, n: int) -> None:
+    shift = math.log1p(smallest_visible(sd, n)) * math.sqrt(n) / sd
+    edge = scipy.stats.t.ppf(0.975, n - 1)
+    assert scipy.stats.nct.sf(edge, n - 1, shift) == pytest.approx(0.9, abs=1e-4)
+
+
+def test_the_sd_is_planned_with_at_its_upper_bound() -> None:
+    # Of 10 values: chi-squared(9) is below 5.3801 with probability 0.2.
+    assert upper_sd(1.0, 10) == pytest.approx(math.sqrt(9 / 5.3801), rel=1e-4)
+    assert upper_sd(0.02, 3) == pytest.approx(0.02 * math.sqrt(2 / scipy.stats.chi2.ppf(0.2, 2)))
+
+
+def power(sd: float, n: int, difference: float) -> float:
+    shift, edge = math.log1p(difference) * math.sqrt(n) / sd, scipy.stats.t.ppf(0.975, n - 1)
+    return float(scipy.stats.nct.sf(edge, n - 1, shift) + scipy.stats.nct.cdf(-edge, n - 1, shift))
+
+
+@pytest.mark.parametrize(
+    ("sd", "n", "difference"), [(0.01, 10, 0.05), (0.03, 10, 0.05), (0.1, 4, 0.2), (0.002, 10, 0.01)]
+)
+def test_so_many_rounds_and_no_fewer_are_needed(sd: float, n: int, difference: float) -> None:
+    needed = repeats_needed(sd, n, difference)
+    assert needed is not None
+    bound = upper_sd(sd, n)
+    assert power(bound, needed, difference) >= 0.9
+    assert needed == 2 or power(bound, needed - 1, difference) < 0.9
+
+
+def test_where_a_thousand_rounds_are_too_few_none_are_recommended() -> None:
+    assert repeats_needed(1.0, 10) is None
+    assert repeats_needed(0.0, 10) == 2
+
+
+def test_the_interval_of_equal_times_holds_equality_nineteen_times_in_twenty() -> None:
+    rng = np.random.default_rng(4)
+    noise = np.exp(rng.normal(0.0, 0.03, size=(2000, 2, 10)))
+    held = [
+        paired_ratio(dict(enumerate(again)), dict(enumerate(first))).holds_equality for first, again in noise.tolist()
+    ]
+    assert 0.935 <= np.mean(held) <= 0.965
+
+
+def test_the_rounds_that_are_recommended_find_five_percent() -> None:
+    """Of many machines with the same noise, each recommended so many rounds as its own A/A check of 10 says."""
+    rng, found = np.random.default_rng(5), []
+    for _ in range(400):
+        check = paired_ratio(*(dict(enumerate(np.exp(rng.normal(0.0, 0.02, 10)).tolist())) for _ in range(2)))
+        assert check.sd is not None
+        n = repeats_needed(check.sd, check.n)
+        assert n is not None
+        slow, fast = (np.exp(rng.normal(shift, 0.02, n)).tolist() for shift in (math.log(1.05), 0.0))
+        found.append(paired_ratio(dict(enumerate(slow)), dict(enumerate(fast))).verdict == "slower")
+    assert np.mean(found) >= 0.85
+
+
 def test_every_metric_states_its_direction() -> None:
     with pytest.raises(TypeError, match="direction"):
-        Metric(column="x", label="x", unit="", noisy=True, scale=1, decimals=None)  # type: ignore[call-arg]
+        Metric(column="x", label="x", unit="", timing=None, noisy=True, scale=1, decimals=None)  # type: ignore[call-arg]
     assert METRICS["val_loss"].heading == "validation loss ↓ (nats/token)"
     assert METRICS["decode_tokens_per_second"].heading == "decode ↑ (tokens/s)"
 
@@ -182,6 +280,27 @@ def test_every_metric_states_its_direction() -> None:
 def test_an_unknown_metric_has_no_direction() -> None:
     assert metric_of("accuracy_of_mine").direction is None
     assert metric_of("accuracy_of_mine").heading == "accuracy_of_mine"
+
+
+@pytest.mark.parametrize(
+    ("column", "timing"),
+    [
+        ("train_tokens_per_second", "step"),
+        ("backward_seconds_p50", "step"),
+        ("mfu_datasheet", "step"),
+        ("prefill_tokens_per_second", "prefill"),
+        ("decode_seconds_per_token_p50", "decode"),
+        ("wall_seconds", "other"),
+        ("compile_seconds", "other"),
+        ("val_loss", None),
+        ("peak_rss_bytes", None),
+        ("energy_joules_per_token", None),
+        ("kv_cache_bytes_per_token", None),
+    ],
+)
+def test_what_is_a_timing(column: str, timing: str | None) -> None:
+    assert METRICS[column].timing == timing
+    assert all(METRICS[metric].timing == kind for kind, metric in TIMED.items())
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:

@@ -111,6 +111,9 @@ def timer_seconds(clock: Clock, readings: int = 2000) -> float | None:
     return min((step for step in steps if step > 0), default=None)
 
 
+IDENTITY = ("device", "device_name", "gpu_uuid", "threads", "cpus", "torch")
+
+
 def identity(device: torch.device) -> dict[str, Any]:
     """What a calibration holds for."""
     return {
@@ -154,9 +157,8 @@ def folder() -> Path:
 def calibrated(device: torch.device, *, anew: bool) -> dict[str, Any]:
     """The stored calibration of this device, or else a new one, which is stored where that can be done."""
     what = identity(device)
-    key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
-    file = folder() / f"calibration-{key}.json"
-    known = None if anew else _read(file, what)
+    file = _file("calibration", what)
+    known = None if anew else _read(file, what, {"matmul", "timer_seconds"})
     if known:
         return known
     found = measure(device)
@@ -164,11 +166,27 @@ def calibrated(device: torch.device, *, anew: bool) -> dict[str, Any]:
     return found
 
 
-def _read(file: Path, what: dict[str, Any]) -> dict[str, Any] | None:
+def keep_aa(found: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Store what an A/A check found of the device that a calibration is of, in place of what an earlier one did."""
+    what = {key: found.get(key) for key in IDENTITY}
+    _write(_file("aa", what), {**what, **facts})
+
+
+def kept_aa(what: dict[str, Any]) -> dict[str, Any] | None:
+    """What the last A/A check found of a device with this identity."""
+    return _read(_file("aa", what), what, {"figures", "measured_at", "repeats"})
+
+
+def _file(kind: str, what: dict[str, Any]) -> Path:
+    key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+    return folder() / f"{kind}-{key}.json"
+
+
+def _read(file: Path, what: dict[str, Any], needed: set[str]) -> dict[str, Any] | None:
     """None where there is none, or one of something else."""
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
-        whole = all(known[key] == value for key, value in what.items()) and {"matmul", "timer_seconds"} <= known.keys()
+        whole = all(known[key] == value for key, value in what.items()) and needed <= known.keys()
         return known if whole else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -196,6 +214,7 @@ def main(job: CalibrationJob, connection: Connection) -> None:
                 "datasheet_flops": {name: flops for name, flops in promised.items() if flops is not None},
                 "energy_source": EnergyMeter(device).source,
                 "lacking": lacking(device),
+                "aa": kept_aa(identity(device)),
             },
         )
     )

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ablate.report import appendix, conditions, scaling
+from ablate.report import appendix, conditions, scaling, timing
 from ablate.report import summary as first_page
 from ablate.report.comparison import (
     Comparison,
@@ -52,6 +52,7 @@ def _document(evidence: Evidence, links: Mapping[str, str]) -> tuple[list[str], 
         conditions.cautions(evidence),
         conditions.what_ran(evidence, links),
         conditions.variants_table(evidence),
+        timing.section(evidence),
         *_comparison_sections(evidence, files),
         scaling.section(evidence),
         appendix.profiles(evidence),

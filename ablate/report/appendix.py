@@ -22,13 +22,18 @@ DEFINITIONS = """## What the numbers mean
 - difference: variant minus baseline, paired by seed, with a 95 % t interval. An interval that holds zero is
   *no clear difference*; a single seed has no interval and no verdict.
 - **bold**: an exact value that is the best, or all that share it; of measured values only one whose paired interval
-  against every other in the table excludes zero. ↓ lower is better, ↑ higher is better.
+  against every other in the table excludes zero, of times and speeds only where an A/A check found no difference.
+  ↓ lower is better, ↑ higher is better.
 - n/a: not measured. —: does not apply. A word such as diverged or OOM: how the trials ended. Only ok trials compete.
 - FLOPs per token: matrix products only, of one forward pass at the training length; causal attention counts
   (T+1)/2 keys a query, experts only where active, the output head is in, lookups are 0.
 - KV cache, bytes per token: the slope of the cache's size at full length; 0 for a state of fixed size.
 - tokens/s: all tokens of the timed steps divided by their total time, evaluation and compilation left out. Windows:
   the same over at least 10 steps on end. Data wait, forward, backward and optimizer are parts of a step.
+- time against the baseline: the geometric mean over rounds of a variant's time by the baseline's, each round in fresh
+  processes one after the other, with a 95 % t interval of the logarithms. A/A: the baseline at the end of a round by
+  the baseline at its beginning; where that interval excludes equality, verdicts on this time are withheld. Seen with
+  90 % probability: the slowdown that so many rounds find at this noise nine times out of ten.
 - peak allocated, peak reserved, device used: what tensors held, what the allocator held, what the driver saw.
   peak RSS: the largest resident memory of the trial's own process.
 - peak of live tensors: the most bytes that tensors held at once in a training step after training, as operators end.

@@ -97,7 +97,7 @@ def comparisons(evidence: Evidence) -> list[Comparison]:
 
 def best(variants: Sequence[Variant], metric: Metric) -> set[str]:
     """The names whose value is bold: those that are best beyond doubt in the metric's stated direction."""
-    if metric.direction is None:
+    if metric.direction is None or any(each.is_withheld(metric) for each in variants if each.competes):
         return set()
     return _clear_winner(variants, metric) if metric.noisy else _exact_best(variants, metric)
 
@@ -290,7 +290,8 @@ def footnotes(comparison: Comparison) -> list[str]:
     """What the marks in the tables mean."""
     notes = [
         "**Bold**: the best exact value (all that share it), or a measured one that is clearly better than every "
-        "other in this table; no bold: no clear winner. ±: sample standard deviation over seeds."
+        "other in this table, and if it is a timing, where the baseline does not differ from itself; no bold: no clear "
+        "winner. ±: sample standard deviation over seeds."
     ]
     if any(has_other_budget(each, comparison.baseline) for each in comparison.variants):
         notes.append(f"{UNEQUAL} over 2 % away from the baseline's budget: the loss is not at equal budget.")

@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ablate.metrics import METRICS, TIMED, Timing
 from ablate.report.comparison import LOSS
-from ablate.report.evidence import Evidence, Variant
+from ablate.report.evidence import Evidence, Variant, aa_of_machine
 from ablate.report.text import NOT_MEASURED, count_of, escape, list_of, plain, significant, text_table
 from ablate.stats import finite
 
@@ -161,6 +162,7 @@ def _cautions(evidence: Evidence) -> Iterator[str]:
     yield from _unlike_company(evidence)
     yield from _held_back(evidence)
     yield from _busy_machine(evidence)
+    yield from _withheld_timings(evidence)
     for column, label in SAME_FOR_ALL.items():
         yield from _differing(evidence, column, label)
     yield from _other_batches(evidence)
@@ -240,6 +242,36 @@ def _busy_machine(evidence: Evidence) -> Iterator[str]:
             f"Other programs kept {seen[0]:.1f} to {seen[1]:.1f} cores busy while trials were measured, other trials "
             "included: compare speeds and times with care."
         )
+
+
+def _withheld_timings(evidence: Evidence) -> Iterator[str]:
+    """Timings without a verdict: those of which the baseline differs from itself, and those that nothing checked."""
+    measured = {metric.timing for metric in METRICS.values() if evidence.range_of(metric.column)}
+    doubtful = [kind for kind in TIMED if kind in measured and any(kind not in v.vouched for v in _competing(evidence))]
+    differing = [kind for kind in doubtful if _differs(evidence, kind)]
+    if differing:
+        yield (
+            f"The baseline timed against itself differs ({', '.join(differing)}): verdicts on these times and speeds "
+            "are withheld, none is marked as best. Time again on a quieter machine, with more rounds: "
+            "`profile: {repeats: n}`."
+        )
+    if unchecked := [kind for kind in doubtful if kind not in differing]:
+        yield (
+            f"No A/A check stands behind times and speeds ({', '.join(unchecked)}), so that none is marked as best: "
+            "ask for `profile: {repeats: n}`; for training alone `python -m ablate doctor --aa` before a run with "
+            "`--workers 1` does too."
+        )
+
+
+def _competing(evidence: Evidence) -> list[Variant]:
+    return [variant for variant in evidence.variants if variant.competes]
+
+
+def _differs(evidence: Evidence, kind: Timing) -> bool:
+    of_rounds = evidence.rounds.against_itself(kind)
+    if of_rounds.is_clear or of_rounds.holds_equality:
+        return of_rounds.is_clear
+    return kind == "step" and any(aa_of_machine(variant.rows) == "differs" for variant in _competing(evidence))
 
 
 def _differing(evidence: Evidence, column: str, label: str) -> Iterator[str]:

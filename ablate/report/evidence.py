@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
-from ablate.metrics import LOSSES, Metric
+from ablate.interleaved import Rounds
+from ablate.metrics import LOSSES, Metric, Timing
 from ablate.results import Results
 from ablate.stats import Difference, Summary, finite, paired_difference, summarize, values_by_seed
 
@@ -35,6 +36,7 @@ class Variant:
     trials: Mapping[str, str]  # seed -> trial id, as planned
     facts: Mapping[str, Any]  # its entry in experiment.json
     rows: Sequence[Row]
+    vouched: frozenset[Timing]  # timings that an A/A check stands behind, and found nothing
 
     @cached_property
     def outcomes(self) -> Counter[str]:
@@ -65,6 +67,10 @@ class Variant:
         """Whether any of its trials ended `ok`."""
         return any(row.get("status") == "ok" for row in self.rows)
 
+    def is_withheld(self, metric: Metric) -> bool:
+        """Whether it is a timing that nothing vouches for, so that no verdict on it is given."""
+        return metric.timing is not None and metric.timing not in self.vouched
+
     def by_seed(self, column: str) -> dict[int, float]:
         """The values of `column` that compete, by seed."""
         return values_by_seed(self.rows, column)
@@ -94,6 +100,7 @@ class Evidence:
     variants: Sequence[Variant]  # the baseline first
     loss_curves: Mapping[str, Sequence[tuple[float, float | None]]]  # trial id -> (tokens, validation loss)
     profiles: Mapping[str, Sequence[Row]]  # trial id -> its profile, without the single values of a series
+    rounds: Rounds
 
     @property
     def experiment(self) -> Mapping[str, Any]:
@@ -138,12 +145,13 @@ def evidence_of(results: Results) -> Evidence:
     for row in records(results.trials):
         rows.setdefault(str(row.get("variant")), []).append(row)
     entries = results.experiment.get("variants") or _entries_of(rows)
-    variants = [_variant(entry, rows.get(str(entry["name"]), [])) for entry in entries]
+    rounds = Rounds.latest(records(results.repeats))
+    variants = [_variant(entry, rows.get(str(entry["name"]), []), rounds) for entry in entries]
     variants.sort(key=lambda variant: not variant.is_baseline)
     profiles: dict[str, list[Row]] = {}
     for row in records(results.profiles[results.profiles["sample"].isna()]):
         profiles.setdefault(str(row["trial_id"]), []).append(row)
-    return Evidence(results, variants, _loss_curves(results.curves), profiles)
+    return Evidence(results, variants, _loss_curves(results.curves), profiles, rounds)
 
 
 def _loss_curves(curves: pd.DataFrame) -> dict[str, list[tuple[float, float | None]]]:
@@ -174,7 +182,7 @@ def _entries_of(rows: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
     return [{"name": name, "is_baseline": bool(group[0].get("is_baseline"))} for name, group in rows.items()]
 
 
-def _variant(entry: Mapping[str, Any], rows: Sequence[Row]) -> Variant:
+def _variant(entry: Mapping[str, Any], rows: Sequence[Row], rounds: Rounds) -> Variant:
     return Variant(
         name=str(entry["name"]),
         is_baseline=bool(entry.get("is_baseline")),
@@ -183,7 +191,28 @@ def _variant(entry: Mapping[str, Any], rows: Sequence[Row]) -> Variant:
         trials=entry.get("trials") or {},
         facts=entry,
         rows=sorted(rows, key=_seed_of),
+        vouched=_vouched(rows, rounds),
     )
+
+
+def _vouched(rows: Sequence[Row], rounds: Rounds) -> frozenset[Timing]:
+    """By the A/A check of the repeats, or else, of training, by that of the machine, where all rows have one."""
+    checks = {kind: rounds.against_itself(kind) for kind in rounds.timings}
+    judged = {kind: check for kind, check in checks.items() if check.holds_equality or check.is_clear}
+    passed = {kind for kind, check in judged.items() if check.holds_equality}
+    if "step" not in judged and aa_of_machine(rows) == "equal":
+        passed.add("step")
+    return frozenset(passed)
+
+
+def aa_of_machine(rows: Sequence[Row]) -> Literal["equal", "differs", "unknown"]:
+    """What `doctor --aa` found of this machine before the trials that ended well."""
+    ended_ok = [row for row in rows if row.get("status") == "ok"]
+    lows, highs = ([finite(row.get(f"aa_step_ratio_{side}")) for row in ended_ok] for side in ("low", "high"))
+    known = [(low, high) for low, high in zip(lows, highs, strict=True) if low is not None and high is not None]
+    if not known or len(known) < len(ended_ok):
+        return "unknown"
+    return "equal" if all(low <= 1 <= high for low, high in known) else "differs"
 
 
 def _seed_of(row: Row) -> int:

@@ -119,6 +119,8 @@ def _speed_ratio(variant: Variant, baseline: Variant) -> str | None:
         return None
     difference = variant.against(baseline, SPEED)
     doubt = "" if difference.is_clear else f" ({difference.verdict})"
+    if any(each.is_withheld(SPEED) for each in (variant, baseline)):
+        doubt = " (no verdict)"
     return f"training tokens/s {ratio(fast / slow)}{doubt}"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ablate.metrics import Metric
-from ablate.stats import Difference, Summary, finite
+from ablate.stats import Difference, Ratio, Summary, finite
 
 NOT_MEASURED = "n/a"
 DOES_NOT_APPLY = "—"
@@ -113,6 +113,25 @@ def significant(value: float, digits: int = 4) -> str:
 def ratio(value: float | None) -> str:
     """`×0.25`."""
     return NOT_MEASURED if value is None else f"×{significant(float(value), 3)}"
+
+
+def relative(value: float) -> str:
+    """A ratio as a difference from equality: `+4.2 %`."""
+    return f"{_percent(value, 1)} %"
+
+
+def relative_interval(measured: Ratio) -> str:
+    """`+4.2 % [+1.1, +7.4]`, with more digits where only they show a bound's side of equality."""
+    if measured.mean is None:
+        return NOT_MEASURED
+    bounds = [each for each in (measured.low, measured.high) if each is not None]
+    places = max([1, *(min(4, _visible(100 * (each - 1))) for each in bounds if each != 1)])
+    shown = [_percent(each, places) for each in (measured.mean, *bounds)]
+    return f"{shown[0]} % [{shown[1]}, {shown[2]}]" if bounds else f"{shown[0]} %"
+
+
+def _percent(value: float, places: int) -> str:
+    return _fixed(round(100 * (value - 1), places) + 0.0, places, sign="+")
 
 
 def _places(value: float, metric: Metric) -> int:

@@ -1,0 +1,64 @@
+"""What interleaved repeats say: the times of each member by round, and whether the baseline differs from itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ablate.metrics import TIMED, Timing
+from ablate.stats import Ratio, finite, paired_ratio
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The rows of one contrast, in the order in which they were measured."""
+
+    rows: Sequence[Row]
+
+    @classmethod
+    def latest(cls, rows: Sequence[Row]) -> Rounds:
+        """Those of the contrast that was measured last, where there are several."""
+        last = max(rows, key=lambda row: (str(row["started_at"]), row["place"] or 0), default=None)
+        return cls([row for row in rows if last is not None and row["timing_id"] == last["timing_id"]])
+
+    @cached_property
+    def baseline(self) -> str | None:
+        """The name of the variant that is timed twice in each round."""
+        return next((str(row["variant"]) for row in self.rows if row["is_partner"]), None)
+
+    @cached_property
+    def members(self) -> list[str]:
+        """The names of the variants in their order, the baseline once."""
+        return list(dict.fromkeys(str(row["variant"]) for row in self.rows if not row["is_partner"]))
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The rounds that there are."""
+        return sorted({int(row["round"]) for row in self.rows})
+
+    @cached_property
+    def timings(self) -> list[Timing]:
+        """What was timed."""
+        return [kind for kind, metric in TIMED.items() if any(row["metric"] == metric for row in self.rows)]
+
+    def values(self, kind: Timing, variant: str | None, *, partner: bool = False) -> dict[int, float]:
+        """Seconds by round of a member that ended well."""
+        found = {}
+        for row in self.rows:
+            own = row["variant"] == variant and bool(row["is_partner"]) == partner and row["status"] == "ok"
+            if own and row["metric"] == TIMED[kind] and (value := finite(row["value"])) is not None:
+                found[int(row["round"])] = value
+        return found
+
+    def against_baseline(self, kind: Timing, variant: str) -> Ratio:
+        """A variant by the baseline at the beginning of its round."""
+        return paired_ratio(self.values(kind, variant), self.values(kind, self.baseline))
+
+    def against_itself(self, kind: Timing) -> Ratio:
+        """The baseline at the end of a round by the baseline at its beginning: the A/A check."""
+        again = self.values(kind, self.baseline, partner=True)
+        return paired_ratio(again, self.values(kind, self.baseline))
