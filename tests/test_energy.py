@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ablate import cgroup
 from ablate.profiling import clock, energy, surroundings
 from ablate.profiling.energy import EnergyMeter, decode_joules_per_token
 from ablate.profiling.nvml import Gpu, driver_version
@@ -275,7 +276,7 @@ def test_clocks_and_heat_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_container_held_back_for_its_quota_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stat = tmp_path / "cpu.stat"
-    monkeypatch.setattr(surroundings, "CPU_STAT", (tmp_path / "none", stat))
+    monkeypatch.setattr(cgroup, "ROOT", tmp_path)
 
     def said(before: int, after: int) -> Any:
         around = Surroundings(CPU)
@@ -296,7 +297,7 @@ def test_where_a_system_tells_nothing_all_is_null(monkeypatch: pytest.MonkeyPatc
 
     for name in ("cpu_times", "cpu_freq", "sensors_temperatures"):
         monkeypatch.setattr(psutil, name, fail, raising=False)
-    monkeypatch.setattr(surroundings, "CPU_STAT", ())
+    monkeypatch.setattr(surroundings, "times_throttled", lambda: None)
     around = Surroundings(CPU)
     around.begin()
     around.sample()
