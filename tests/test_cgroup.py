@@ -59,7 +59,7 @@ def first(folder: str, quota: int, period: int = 100_000) -> dict[str, str]:
         ("5:cpu:/a/b\n", first("cpu/a/b/", 900_000) | first("cpu/a/", 500_000) | first("cpu/", -1), 5.0, 5),
         # a container that sees its own group as the root, whatever its path is outside
         ("0::/docker/123\n", second("", 200_000), 2.0, 2),
-        ("0::/../..\n", second("", 200_000), 2.0, 2),
+        ("0::/..\n", second("../", 100_000) | second("", 200_000), 2.0, 2),
         ("4:cpu,cpuacct:/docker/123\n2:memory:/\n", first("cpu/", 300_000), 3.0, 3),
         # both forms on one machine
         ("4:cpu:/a\n0::/\n", first("cpu/a/", 600_000) | second("unified/", 500_000), 5.0, 5),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -638,27 +637,6 @@ def test_a_container_may_have_less_than_the_machine(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(memory, "_number", unlimited)
     assert memory.available_bytes() > 600
-
-
-# --- A GPU that is not there ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("visible", "uuid"), [("", "GPU-abc"), ("1", "GPU-abc"), ("GPU-abc", "GPU-abc"), ("MIG-x-1,2", "MIG-x-1")]
-)
-def test_a_gpu_is_named_by_its_uuid(monkeypatch: pytest.MonkeyPatch, visible: str, uuid: str) -> None:
-    properties = types.SimpleNamespace(uuid="abc")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert device.gpu_uuid(torch.device("cuda")) == uuid
-
-
-@pytest.mark.parametrize(
-    ("name", "peak"), [("NVIDIA H200", 989e12), ("NVIDIA H200 MIG 1g.18gb", None), ("NVIDIA Unheard-of", None)]
-)
-def test_a_gpu_without_an_entry_has_no_peak(monkeypatch: pytest.MonkeyPatch, name: str, peak: float | None) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
-    assert device.datasheet_flops(torch.device("cuda"), "bf16") == peak
 
 
 # --- Kernels ----------------------------------------------------------------------------------------------------------
