@@ -11,7 +11,15 @@ from references import decoded, tiny
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ablate import registry
-from ablate.cost import cache_bytes, cache_bytes_by_devices, cache_bytes_per_token, cache_elements, cost, lengths
+from ablate.cost import (
+    cache_bytes,
+    cache_bytes_by_devices,
+    cache_bytes_per_token,
+    cache_elements,
+    cost,
+    lengths,
+    tokens_that_weigh_as_much,
+)
 from ablate.model import Transformer, build
 from ablate.profiling.flops import AGREES_WITHIN, count_flops
 from ablate.settings import ModelSettings
@@ -472,6 +480,20 @@ def test_a_source_is_kept_whole_beside_ones_own_text(own: Any, of_own: int, cros
         model(torch.ones(3, 7, dtype=torch.long), torch.ones(3, 4, dtype=torch.long), cache=kept)
         model(None, torch.ones(3, 1, dtype=torch.long), cache=kept)
     assert kept.written_bytes() == 3 * (of_own + of_source) * 4
+
+
+def test_the_length_at_which_a_cache_weighs_as_much_as_the_model() -> None:
+    # 1000 weights of 2 bytes are 2000 bytes; 16 numbers a token are 32, of which 62.5 tokens have as many
+    assert tokens_that_weigh_as_much(by_hand(), 1000, "bf16") == 63
+    assert tokens_that_weigh_as_much(by_hand(), 992, "bf16") == 62, "exactly as many are enough"
+    assert tokens_that_weigh_as_much(by_hand(attention="mqa"), 1000, "bf16") == 125
+    # a source as long is kept beside one's own text: 16 + 8 numbers a token, of which 41 2/3 tokens have as many
+    crossed = by_hand(family="encoder_decoder", cross_attention={"name": "gqa", "n_kv_heads": 1})
+    assert tokens_that_weigh_as_much(crossed, 1000, "bf16") == 42
+    assert cache_bytes_by_devices(crossed, "bf16")[1] == 16 * (16 + 8) * 2
+    assert cache_bytes_by_devices(crossed, "bf16")[2] == 16 * (8 + 8) * 2, "the one head that crosses is on both"
+    for fixed in ("linear", "lstm", {"name": "mha", "window": 4}):
+        assert tokens_that_weigh_as_much(by_hand(attention=fixed), 1000, "bf16") is None
 
 
 def test_an_encoder_keeps_nothing() -> None:
