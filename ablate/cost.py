@@ -238,21 +238,30 @@ def cache_bytes_per_token(settings: ModelSettings, precision: str) -> int | None
 
 
 def cache_bytes_by_devices(settings: ModelSettings, precision: str) -> dict[int, int | None]:
-    """Bytes of a full-length sequence's cache on each of 1, 2, 4, 8 devices under tensor parallelism."""
-    longest = settings.max_seq_len
-    return {devices: cache_bytes(settings, 1, longest, precision, devices=devices) for devices in TENSOR_PARALLEL}
+    """Bytes of a full-length sequence's cache on each of 1, 2, 4, 8 devices under tensor parallelism.
+
+    An encoder-decoder's has a source of that length too.
+    """
+    return {devices: _both(settings, settings.max_seq_len, precision, devices) for devices in TENSOR_PARALLEL}
 
 
 def tokens_that_weigh_as_much(settings: ModelSettings, params_total: int, precision: str) -> int | None:
     """The length from which on one sequence's cache takes as many bytes as the weights, however long the model reads.
 
-    None where it never does, since the cache stops growing, or where a choice does not say.
+    An encoder-decoder's source is as long. None where it never does, since the cache stops growing, or where a choice
+    does not say.
     """
 
     def is_enough(tokens: int) -> bool:
-        return (cache_bytes(settings, 1, tokens, precision) or 0) >= params_total * BYTES[precision]
+        return (_both(settings, tokens, precision) or 0) >= params_total * BYTES[precision]
 
     return bisect_left(range(1, ENDLESS + 1), True, key=is_enough) + 1 if is_enough(ENDLESS) else None
+
+
+def _both(settings: ModelSettings, tokens: int, precision: str, devices: int = 1) -> int | None:
+    """Of one sequence of so many tokens, with a source of as many where there is one."""
+    source = tokens if len(settings.stacks) > 1 else 0
+    return cache_bytes(settings, 1, tokens, precision, source, devices)
 
 
 def training_bytes(settings: ModelSettings, params_total: int, sequences: int, tokens: int) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 import ablate
+from ablate import cgroup
 from ablate.choice import SettingsError
 
 _MOST_WORKERS = 4
@@ -21,7 +22,7 @@ _INTERPRETER_BYTES = 500_000_000
 def available_threads() -> int:
     """CPU threads that this process may use: its affinity, or its container's quota where that is less."""
     allowed, quota = affinity() or os.cpu_count() or 1, cgroup_quota()
-    return max(1, min(allowed, int(quota)) if quota else allowed)
+    return max(1, allowed if quota is None else min(allowed, int(quota)))
 
 
 def affinity() -> int | None:
@@ -30,12 +31,21 @@ def affinity() -> int | None:
 
 
 def cgroup_quota() -> float | None:
-    """Cores that the container may use on average; None where nothing limits it."""
+    """Cores that the container may use on average, by the narrowest of its groups; None where nothing limits it."""
+    quotas = [quota for folder in cgroup.folders("cpu") if (quota := _quota(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def _quota(folder: Path) -> float | None:
+    """That of one group, in either form."""
+    found = cgroup.words(folder / "cpu.max") or [
+        word for name in ("quota", "period") for word in cgroup.words(folder / f"cpu.cfs_{name}_us")
+    ]
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
+        quota, period = map(int, found)
+    except ValueError:  # nothing is there, or no limit, which is the word "max"
         return None
-    return None if quota == "max" else max(1.0, int(quota) / int(period))
+    return quota / period if min(quota, period) > 0 else None
 
 
 def find_device(wanted: str) -> str:

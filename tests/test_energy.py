@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ablate import cgroup
 from ablate.profiling import clock, energy, surroundings
 from ablate.profiling.energy import EnergyMeter, decode_joules_per_token
 from ablate.profiling.nvml import Gpu, driver_version
@@ -141,25 +142,81 @@ def test_a_counter_that_starts_anew_goes_on_counting(powercap: Callable[..., Pat
     assert meter.joules() == pytest.approx(11.6)
 
 
-def test_counters_that_cannot_be_read_say_why(
-    powercap: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def zone(powercap: Path, folder: str, name: str, reading: int, largest: int = 9_999_999) -> None:
+    """One more zone, or a new reading of it."""
+    (powercap / folder).mkdir(exist_ok=True)
+    for file, content in {"name": name, "energy_uj": reading, "max_energy_range_uj": largest}.items():
+        (powercap / folder / file).write_text(f"{content}\n")
+
+
+SERVER = {
+    "intel-rapl:0": "package-0",
+    "intel-rapl:0:0": "dram",
+    "intel-rapl:0:1": "core",
+    "intel-rapl:1": "package-1-die-0",
+    "intel-rapl:1:0": "dram",
+    "intel-rapl:2": "package-1-die-1",
+    "intel-rapl:3": "psys",
+}
+
+
+def test_every_package_and_its_memory_counts_once_and_the_whole_platform_never(tmp_path: Path) -> None:
+    for folder, name in SERVER.items():
+        zone(tmp_path, folder, name, 100)
+    meter = EnergyMeter(CPU, tmp_path)
+    drawn = {"package-0": 1, "dram": 10, "core": 1_000, "package-1-die-0": 100, "package-1-die-1": 200, "psys": 5_000}
+    for folder, name in SERVER.items():
+        zone(tmp_path, folder, name, 100 + 1_000 * drawn[name])
+    assert meter.joules() == pytest.approx((1 + 100 + 200 + 2 * 10) / 1e3)
+
+
+def test_counters_start_anew_one_by_one_each_at_its_own_end(tmp_path: Path) -> None:
+    zone(tmp_path, "intel-rapl:0", "package-0", 7_000_000, largest=9_999_999)
+    zone(tmp_path, "intel-rapl:0:0", "dram", 2_000_000, largest=2_999_999)
+    meter = EnergyMeter(CPU, tmp_path)
+    zone(tmp_path, "intel-rapl:0", "package-0", 9_000_000, largest=9_999_999)  # 2 J
+    zone(tmp_path, "intel-rapl:0:0", "dram", 1_500_000, largest=2_999_999)  # 1 J to its end, and 1.5 J
+    assert meter.joules() == pytest.approx(2 + 2.5)
+    zone(tmp_path, "intel-rapl:0", "package-0", 500_000, largest=9_999_999)  # 1 J to its end, and 0.5 J
+    assert meter.joules() == pytest.approx(2 + 2.5 + 1.5)
+
+
+def test_a_counter_that_is_unreadable_for_a_while_loses_nothing(powercap: Callable[..., Path]) -> None:
+    folder = powercap(package=1_000_000)
+    meter = EnergyMeter(CPU, folder)
+    (folder / "intel-rapl:0" / "energy_uj").write_text("")
+    assert meter.joules() is None
+    powercap(package=3_000_000)
+    assert meter.joules() == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("zones", [["intel-rapl:0"], ["intel-rapl:0:1"], ["intel-rapl:0", "intel-rapl:0:1"]])
+def test_a_sum_without_one_of_its_counters_is_not_given(
+    powercap: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, zones: list[str]
 ) -> None:
+    folder, read = powercap(package=5, dram=5), Path.read_text
+
+    def forbid(self: Path, *args: Any, **kwargs: Any) -> str:
+        if self.name == "energy_uj" and self.parent.name in zones:
+            raise PermissionError(13, "Permission denied", str(self))
+        return read(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "read_text", forbid)
+    meter = EnergyMeter(CPU, folder)
+    assert (meter.joules(), meter.source) == (None, None)
+    assert "root alone" in str(meter.why)
+
+
+def test_counters_that_are_broken_or_missing_say_why(powercap: Callable[..., Path], tmp_path: Path) -> None:
     nothing = EnergyMeter(CPU, tmp_path / "nowhere")
     assert (nothing.joules(), nothing.source) == (None, None)
     assert "no RAPL counter" in str(nothing.why)
     folder = powercap(package=5)
-    meter = EnergyMeter(CPU, folder)
     (folder / "intel-rapl:0" / "energy_uj").write_text("broken")
-    assert meter.joules() is None
     assert "cannot be read" in str(EnergyMeter(CPU, folder).why)
-
-    def forbid(self: Path, **_: Any) -> str:
-        if self.name == "energy_uj":
-            raise PermissionError
-        return "package-0" if self.name == "name" else "10"
-
-    monkeypatch.setattr(Path, "read_text", forbid)
-    assert "root alone" in str(EnergyMeter(CPU, folder).why)
+    powercap(package=5)
+    (folder / "intel-rapl:0" / "max_energy_range_uj").unlink()
+    assert "cannot be read" in str(EnergyMeter(CPU, folder).why)
 
 
 # --- A token's --------------------------------------------------------------------------------------------------------
@@ -275,7 +332,7 @@ def test_clocks_and_heat_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_container_held_back_for_its_quota_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stat = tmp_path / "cpu.stat"
-    monkeypatch.setattr(surroundings, "CPU_STAT", (tmp_path / "none", stat))
+    monkeypatch.setattr(cgroup, "ROOT", tmp_path)
 
     def said(before: int, after: int) -> Any:
         around = Surroundings(CPU)
@@ -296,7 +353,7 @@ def test_where_a_system_tells_nothing_all_is_null(monkeypatch: pytest.MonkeyPatc
 
     for name in ("cpu_times", "cpu_freq", "sensors_temperatures"):
         monkeypatch.setattr(psutil, name, fail, raising=False)
-    monkeypatch.setattr(surroundings, "CPU_STAT", ())
+    monkeypatch.setattr(surroundings, "times_throttled", lambda: None)
     around = Surroundings(CPU)
     around.begin()
     around.sample()

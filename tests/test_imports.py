@@ -17,7 +17,7 @@ SLOTS = (*catalogue.SLOTS, *catalogue.SOURCES)
 
 # From the ground up. A module imports from its own storey or from below; modules of one storey stand in a line each.
 STOREYS = [
-    ["__init__", "catalogue", "choice", "schema", "linear", "rms", "meta", "cache", "metrics", "init"],
+    ["__init__", "catalogue", "choice", "schema", "linear", "rms", "meta", "cache", "metrics", "init", "cgroup"],
     ["registry", "document", "presets", "hf"],
     [*SLOTS],
     ["settings", "grid", "variant", "expansion", "experiment", "position_plot"],

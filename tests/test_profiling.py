@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -199,6 +198,51 @@ def test_training_is_told_part_by_part_with_every_sample(monkeypatch: pytest.Mon
     steps = {row["sample"]: row["value"] for row in rows if row["metric"] == "step_seconds"}
     assert steps == {step: 8.0 + (step == 20) for step in range(4, 21)}, "3 of 20 steps are warm-up"
     assert [row["sample"] for row in rows if row["metric"] == "window_tokens_per_second"] == [1]
+
+
+def test_what_training_really_does_is_charged_to_its_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    from test_train import batches_of, held_out_of
+
+    now = [0.0]
+
+    def takes(seconds: float) -> None:
+        now[0] += seconds
+
+    def late(self: Batches, step: int) -> Any:
+        takes(13.0 if step == 15 else 3.0)
+        return fetch(self, step)
+
+    def stepping(self: Learner, lr: float) -> torch.Tensor:
+        takes(2.0)
+        return step(self, lr)
+
+    fetch, step = Batches.batch, Learner._step
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(Batches, "batch", late)
+    monkeypatch.setattr(Learner, "_step", stepping)
+    settings = variant()
+    settings = settings.model_copy(update={"train": settings.train.model_copy(update={"accumulate": 2})})
+    model = build(settings.model)
+    model.register_forward_pre_hook(lambda *_: takes(5.0 if model.training else 100.0))
+    model.head.output.weight.register_hook(lambda _: takes(4.0))
+    watch = Watch(settings.train, CPU, 0.0, lambda _: None, lambda *_: None)
+    train(model, batches_of(settings), held_out_of(settings), settings.train, 0, watch)
+    found = watch.timer.seconds()
+    # 3 of 20 steps are warm-up; a step has two pieces, each with a forward and a backward pass
+    assert found == {
+        "data": [3.0] * 11 + [13.0] + [3.0] * 5,
+        "forward": [10.0] * 17,
+        "backward": [8.0] * 17,
+        "optimizer": [2.0] * 17,
+        "step": [23.0] * 11 + [33.0] + [23.0] * 5,
+    }
+    columns = watch.columns()
+    assert columns["train_tokens_per_second"] == 64 * 17 / (17 * 23 + 10)
+    assert (columns["data_seconds_p50"], columns["data_seconds_p90"], columns["step_seconds_p50"]) == (3, 3, 23)
+    assert columns["startup_seconds"] == 0
+    assert columns["eval_seconds"] == now[0] - (3 * 23 + 17 * 23 + 10), "all the rest of the time"
+    assert columns["eval_seconds"] % 200 == 0
+    assert columns["eval_seconds"] > 0
 
 
 def test_compile_time_is_that_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -641,27 +685,6 @@ def test_a_container_may_have_less_than_the_machine(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(memory, "_number", unlimited)
     assert memory.available_bytes() > 600
-
-
-# --- A GPU that is not there ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("visible", "uuid"), [("", "GPU-abc"), ("1", "GPU-abc"), ("GPU-abc", "GPU-abc"), ("MIG-x-1,2", "MIG-x-1")]
-)
-def test_a_gpu_is_named_by_its_uuid(monkeypatch: pytest.MonkeyPatch, visible: str, uuid: str) -> None:
-    properties = types.SimpleNamespace(uuid="abc")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert device.gpu_uuid(torch.device("cuda")) == uuid
-
-
-@pytest.mark.parametrize(
-    ("name", "peak"), [("NVIDIA H200", 989e12), ("NVIDIA H200 MIG 1g.18gb", None), ("NVIDIA Unheard-of", None)]
-)
-def test_a_gpu_without_an_entry_has_no_peak(monkeypatch: pytest.MonkeyPatch, name: str, peak: float | None) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
-    assert device.datasheet_flops(torch.device("cuda"), "bf16") == peak
 
 
 # --- Kernels ----------------------------------------------------------------------------------------------------------

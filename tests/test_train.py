@@ -511,6 +511,28 @@ def test_evaluation_is_without_dropout_and_restores_the_mode() -> None:
     assert model.training
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"dropout": 0.5},
+        {"feed_forward": {"name": "moe", "jitter": 0.5, "capacity_factor": 0.5}},
+        {"norm": "batch_norm"},
+        {"family": "encoder", "vocab_size": 33},
+    ],
+)
+def test_the_same_checkpoint_has_the_same_loss_to_the_bit(model: dict[str, Any]) -> None:
+    settings = variant(model)
+    held_out = held_out_of(settings)
+    weights, losses = build(settings.model, seed=3).state_dict(), []
+    for seed, training in ((0, True), (0, False), (1, True)):
+        loaded = build(settings.model, seed=seed).train(training)
+        loaded.load_state_dict(weights)
+        torch.manual_seed(seed)
+        losses += [evaluate(loaded, held_out, settings.train), evaluate(loaded, held_out, settings.train)]
+    assert len(set(losses)) == 1
+    assert math.isfinite(losses[0])
+
+
 def test_bits_per_byte() -> None:
     assert bits_per_byte(math.log(2) * 6, 4.0) == {"bits_per_byte": pytest.approx(1.5)}
     assert bits_per_byte(1.0, None) == {}

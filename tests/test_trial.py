@@ -22,7 +22,7 @@ from ablate import child, cost, results, trial
 from ablate.data.random_tokens import Config as RandomTokens
 from ablate.job import Job
 from ablate.machine import Resources
-from ablate.profiling import decode, memory
+from ablate.profiling import decode, live, memory
 from ablate.runner import Run
 from ablate.settings import resolved, typed
 from ablate.trial import Reporter, classify, perform
@@ -310,6 +310,43 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     status, _, reason = performed(job()).outcome
     assert status == "incomplete"
     assert "peak_rss_bytes of 10 is less" in reason
+
+
+@pytest.mark.parametrize("column", ["peak_live_bytes", "peak_allocated_bytes"])
+def test_a_peak_that_cannot_hold_weights_and_state_is_incomplete(monkeypatch: pytest.MonkeyPatch, column: str) -> None:
+    weights = 4 * cost.cost(typed(job().settings).model, 16).params_total
+    state = 2 * weights + 4 * 24  # two moments, and a count of steps for each of 24 parameters
+    peaks = live.training_split if column == "peak_live_bytes" else memory.peaks
+    for peak, status in ((weights + state, "ok"), (weights + state - 1, "incomplete")):
+        home, name = (live, "training_split") if column == "peak_live_bytes" else (memory, "peaks")
+        monkeypatch.setattr(home, name, lambda *given, peak=peak: peaks(*given) | {column: peak})
+        parent = performed(job(("train",)))
+        assert parent.columns["optimizer_state_bytes"] == state
+        assert parent.outcome[0] == status, parent.outcome
+        assert (f"{column} of {peak} is less" in parent.outcome[2]) is (status == "incomplete")
+
+
+def test_prompts_are_read_and_continued_without_dropout_and_without_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[torch.Tensor] = []
+
+    def spy(method: Any) -> Any:
+        def spied(self: decode.Writer, *given: torch.Tensor) -> torch.Tensor:
+            assert not any(module.training for module in self.model.modules())
+            assert not torch.is_grad_enabled()
+            logits: torch.Tensor = method(self, *given)
+            if torch.is_inference_mode_enabled():  # elsewhere it would be taken for a part of the cache
+                timed.append(logits)
+            return logits
+
+        return spied
+
+    for name in ("read", "write"):
+        monkeypatch.setattr(decode.Writer, name, spy(getattr(decode.Writer, name)))
+    parent = performed(job(model={"dropout": 0.5, "feed_forward": "gelu"}, profile={"rounds": 3}))
+    assert parent.outcome[0] == "ok"
+    prompts = [logits for logits in timed if logits.shape == (1, 8, 16)]
+    assert len(prompts) >= 2 * 3, "all that is timed is in inference mode: prefill and decoding"
+    assert all(torch.equal(logits, prompts[0]) for logits in prompts)
 
 
 def test_what_is_not_finite_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

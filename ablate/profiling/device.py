@@ -30,16 +30,33 @@ def device_name(device: torch.device) -> str:
 
 
 def gpu_uuid(device: torch.device) -> str | None:
-    """What names this GPU everywhere, whatever number it has; for a slice of one the slice's own."""
+    """What names this GPU everywhere, whatever number it has; for a slice of one the slice's own. None without a GPU.
+
+    Torch tells a slice's UUID bare, like any other.
+    """
     if device.type != "cuda":
         return None
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
-    return visible if visible.startswith("MIG-") else f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    if (visible := _visible()).startswith("MIG-"):
+        return visible
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return None if uuid is None else f"{'MIG' if _is_slice(device) else 'GPU'}-{uuid}"
+
+
+def _visible() -> str:
+    """The first device that CUDA is told to use, by its number or its UUID; empty where it is told nothing."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+
+
+def _is_slice(device: torch.device) -> bool:
+    """Whether it is a part of a GPU (MIG), which has no more than a part of its peak."""
+    return _visible().startswith("MIG-") or " MIG " in device_name(device)
 
 
 def datasheet_flops(device: torch.device, precision: str) -> float | None:
     """Dense FLOPs a second that the device's maker promises; None where that is not known."""
-    return PEAK_FLOPS.get(device_name(device), {}).get(precision) if device.type == "cuda" else None
+    if device.type != "cuda" or _is_slice(device):
+        return None
+    return PEAK_FLOPS.get(device_name(device), {}).get(precision)
 
 
 def facts(device: torch.device, precision: str) -> dict[str, Any]:

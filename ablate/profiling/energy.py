@@ -67,11 +67,17 @@ class EnergyMeter:
         self.why: str | None = None
         self._gpu = Gpu(gpu_uuid(device))
         self._zones: list[_Zone] = []
+        self._last = 0.0
         if device.type == "cuda":
-            self.source = None if self._gpu.joules() is None else "nvml"
-            self.why = None if self.source else self._gpu.why or "this GPU does not count its energy"
+            self._open_gpu()
         else:
             self._open(powercap)
+
+    def _open_gpu(self) -> None:
+        self.source = None if self._gpu.joules() is None else "nvml"
+        if self.source is None:
+            shared = "energy is counted for the whole GPU, not for a slice of it"
+            self.why = self._gpu.why or (shared if self._gpu.shared else "this GPU does not count its energy")
 
     def _open(self, powercap: Path) -> None:
         folders = _folders(powercap)
@@ -87,9 +93,14 @@ class EnergyMeter:
             self.why = f"the RAPL counters in {powercap} cannot be read: {error}"
 
     def joules(self) -> float | None:
-        """The reading now, from an arbitrary start."""
-        if self.source == "nvml":
-            return self._gpu.joules()
+        """The reading now, from an arbitrary start; None for good once a counter has started anew in between."""
+        now = self._gpu.joules() if self.source == "nvml" else self._of_zones()
+        if now is not None and now < self._last:
+            self.source, self.why, self._zones, now = None, "the counter of energy started anew", [], None
+        self._last = self._last if now is None else now
+        return now
+
+    def _of_zones(self) -> float | None:
         try:
             return sum(zone.joules() for zone in self._zones) if self._zones else None
         except (OSError, ValueError):

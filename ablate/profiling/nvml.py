@@ -20,10 +20,14 @@ _IDLE = 0x001
 
 
 class Gpu:
-    """A GPU by its UUID, since NVML's numbering is not that of CUDA; a slice of one (MIG) by the slice's own."""
+    """A GPU by its UUID, since NVML's numbering is not that of CUDA; a slice of one (MIG) by the slice's own.
+
+    `shared` is whether it is a slice, or cut in slices: then others draw from the same counter of energy.
+    """
 
     def __init__(self, uuid: str | None) -> None:
         self.why: str | None = None
+        self.shared = False
         self._nvml: Any = None
         self._handle: Any = None
         if uuid is None:
@@ -33,10 +37,11 @@ class Gpu:
             import pynvml
 
             pynvml.nvmlInit()
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            self._handle = _handle(pynvml, uuid)
             self._nvml = pynvml
         except Exception as error:  # no package, no driver, no such GPU, or a driver that fails in its own way
             self.why = f"{type(error).__name__}: {error}".rstrip(": ")
+        self.shared = uuid.startswith("MIG-") or bool((self.ask("MigMode") or [0])[0])
 
     def ask(self, question: str, *arguments: Any) -> Any:
         """The answer to `nvmlDeviceGet<question>`, or None."""
@@ -48,15 +53,15 @@ class Gpu:
             return None
 
     def joules(self) -> float | None:
-        """What it has drawn since its driver was loaded."""
-        drawn = self.ask("TotalEnergyConsumption")
+        """What it has drawn since its driver was loaded; None where that is not its own."""
+        drawn = None if self.shared else self.ask("TotalEnergyConsumption")
         return None if drawn is None else float(drawn) / 1e3
 
     def clock_mhz(self) -> float | None:
         """Of its multiprocessors, now."""
         sm = 1
         clock = self.ask("ClockInfo", sm)
-        return None if clock is None else float(clock)
+        return float(clock) if clock else None
 
     def temperature_celsius(self) -> float | None:
         """Of the chip, now."""
@@ -73,6 +78,13 @@ class Gpu:
         bits = int(bits) & ~_IDLE
         known = {word for bit, word in HELD_BACK.items() if bits & bit}
         return known | ({f"{rest:#x}"} if (rest := bits & ~sum(HELD_BACK)) else set())
+
+
+def _handle(nvml: Any, uuid: str) -> Any:
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except TypeError:  # older bindings take bytes alone
+        return nvml.nvmlDeviceGetHandleByUUID(uuid.encode())
 
 
 def driver_version() -> str | None:

@@ -5,23 +5,19 @@ Each is None where it cannot be read. Asking takes some milliseconds, so it is d
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
+from ablate import cgroup
 from ablate.profiling.clock import percentile
 from ablate.profiling.device import gpu_uuid
 from ablate.profiling.nvml import Gpu
 
 EVERY_SECONDS = 2.0
-
-CPU_STAT = (Path("/sys/fs/cgroup/cpu.stat"), Path("/sys/fs/cgroup/cpu/cpu.stat"))
-"""Where Linux says how often a container was held back for its quota, in its two forms."""
 
 _SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 
@@ -105,12 +101,10 @@ def cpu_temperature_celsius() -> float | None:
 
 
 def times_throttled() -> int | None:
-    """How often this container was held back for its CPU quota."""
-    for path in CPU_STAT:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            fields = dict(line.split() for line in path.read_text(encoding="ascii").splitlines())
-            return int(fields["nr_throttled"])
-    return None
+    """How often this container, or a group around it, was held back for its CPU quota."""
+    told = [cgroup.words(folder / "cpu.stat") for folder in cgroup.folders("cpu")]
+    counts = [int(words[words.index("nr_throttled") + 1]) for words in told if "nr_throttled" in words]
+    return sum(counts) if counts else None
 
 
 def _asked(question: Callable[[], Any]) -> Any:

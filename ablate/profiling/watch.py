@@ -73,11 +73,14 @@ class Watch:
     def evaluation(self) -> Iterator[None]:
         """Around one evaluation; it reads its result, so it has ended when it returns."""
         self.phase("evaluate")
-        begin, joules = time.perf_counter(), self._energy()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # steps that are still in its queue are not of it
+        begin, before = time.perf_counter(), self._energy()
         yield
         self.eval_seconds += time.perf_counter() - begin
-        if self._joules is not None and joules is not None:
-            self._joules += (self._energy() or joules) - joules
+        if self._joules is not None:
+            after = self._energy()
+            self._joules = None if before is None or after is None else self._joules + after - before
         self.phase("train")
 
     def record(self, step: int, split: str, values: dict[str, float]) -> None:
@@ -126,9 +129,10 @@ class Watch:
 
     def _energy_columns(self, steps: int) -> dict[str, Any]:
         now = self._energy()
-        if self._meter is None or self._joules is None or now is None or steps == 0:
+        used = 0.0 if self._joules is None or now is None else now - self._joules
+        if self._meter is None or steps == 0 or used <= 0:  # a counter that stands still counts nothing
             return {"energy_joules_per_token": None, "energy_source": None}
-        per_token = (now - self._joules) / (steps * self.recipe.batch_tokens)
+        per_token = used / (steps * self.recipe.batch_tokens)
         return {"energy_joules_per_token": per_token, "energy_source": self._meter.source}
 
 
