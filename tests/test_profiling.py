@@ -18,7 +18,7 @@ from ablate.cache import Cache
 from ablate.model import Transformer, build
 from ablate.objectives import objective_of
 from ablate.profiling import clock, decode, device, flops, kernels, live, memory
-from ablate.profiling.watch import Watch, compile_seconds
+from ablate.profiling.watch import Watch
 from ablate.settings import VariantSettings, resolved, typed
 from ablate.train import Learner, state_of, train
 
@@ -199,12 +199,6 @@ def test_training_is_told_part_by_part_with_every_sample(monkeypatch: pytest.Mon
     steps = {row["sample"]: row["value"] for row in rows if row["metric"] == "step_seconds"}
     assert steps == {step: 8.0 + (step == 20) for step in range(4, 21)}, "3 of 20 steps are warm-up"
     assert [row["sample"] for row in rows if row["metric"] == "window_tokens_per_second"] == [1]
-
-
-def test_compile_time_is_that_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = (["_compile.compile_inner", "build_guards"], ["1.5", "0.5"])
-    monkeypatch.setattr("torch._dynamo.utils.compile_times", lambda *_, **__: told)
-    assert compile_seconds() == 1.5
 
 
 def test_who_watches_changes_no_number() -> None:
