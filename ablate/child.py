@@ -39,7 +39,7 @@ def environment(threads: int) -> Iterator[None]:
         # A thread that spins while another program runs slows a step several times over.
         "OMP_WAIT_POLICY": "PASSIVE",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-        # The compiler's workers would be children of a child, which may be killed at any time, and would take its cores.
+        # Workers of the compiler would be children of a child, which may be killed, and would take its cores.
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
     before = dict(os.environ)

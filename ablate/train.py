@@ -121,7 +121,8 @@ class Learner:
         """Looks through the model once, which is not free where there are many experts."""
         offers = {name: [method for _, method in offered(model, name)] for name in ("losses", "after_step")}
         optimizer = make_optimizer(model, recipe.optimizer, recipe.lr)
-        return cls(model, recipe, optimizer, list(model.parameters()), **offers, called=model if called is None else called)
+        called = model if called is None else called
+        return cls(model, recipe, optimizer, list(model.parameters()), **offers, called=called)
 
     def update(self, batch: Batch, lr: float, part: Part = unobserved) -> dict[str, Tensor]:
         """One optimizer step, in `accumulate` pieces. Its measures stay on the device.

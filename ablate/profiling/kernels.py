@@ -133,10 +133,10 @@ def optimizer_kernels(optimizer: torch.optim.Optimizer) -> Iterator[set[str]]:
     names = _Names()
 
     def begin(*_: Any) -> None:
-        names.__enter__()
+        names.__enter__()  # type: ignore[no-untyped-call]
 
     def end(*_: Any) -> None:
-        names.__exit__(None, None, None)
+        names.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     hooks = optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)
     yield names.seen

@@ -29,6 +29,10 @@ DEFINITIONS = """## What the numbers mean
 - KV cache, bytes per token: the slope of the cache's size at full length; 0 for a state of fixed size.
 - tokens/s: all tokens of the timed steps divided by their total time, evaluation and compilation left out. Windows:
   the same over at least 10 steps on end. Data wait, forward, backward and optimizer are parts of a step.
+- compiled: whether training steps ran through torch.compile to the end, by its own record. Graph breaks: places where
+  Python stands between compiled parts. Compilation: the time that it took, before the timed steps; parts that an
+  earlier trial compiled come out of torch's cache in less. Kernels in training are those of the compiled step;
+  evaluation, decoding, counted FLOPs and the split of memory are of the model as it is written, compiled or not.
 - peak allocated, peak reserved, device used: what tensors held, what the allocator held, what the driver saw.
   peak RSS: the largest resident memory of the trial's own process.
 - peak of live tensors: the most bytes that tensors held at once in a training step after training, as operators end.
