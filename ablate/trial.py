@@ -144,7 +144,7 @@ class Trial:
         try:
             trained = train(model, batches, held_out, recipe, self.job.seed, watch, called)
         except Exception as error:
-            if (fault := compilation.failure(error)) is None:
+            if (fault := compilation.failure(error)) is None or classify(error).status == "oom":
                 raise
             traceback.print_exc()
             self._tell({"compiled": False, "compile_fault": fault})

@@ -41,7 +41,8 @@ def failure(error: BaseException) -> str | None:
         chain.append(cause)
     if not any(type(each).__module__.startswith(("torch._dynamo", "torch._inductor")) for each in chain):
         return None
-    return f"torch.compile failed: {type(error).__name__}: {_first_line(str(error))}"
+    inner = getattr(error, "inner_exception", error)  # what a backend raised
+    return f"torch.compile failed: {type(inner).__name__}: {_first_line(str(inner))}"
 
 
 class Compilation:
