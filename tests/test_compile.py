@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from test_trial import Parent, job, performed
 from torch import Tensor, nn
 
@@ -19,8 +21,9 @@ from ablate.settings import typed
 
 pytestmark = [
     pytest.mark.usefixtures("_forgotten"),
-    # torch's compiler looks at all attributes of what stands between two parts.
+    # What torch's compiler does by itself.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated:DeprecationWarning"),
 ]
 
 needs_compiler = pytest.mark.skipif(
@@ -140,6 +143,30 @@ def test_only_a_fault_of_the_compiler_is_one() -> None:
     assert compilation.failure(ValueError("of the model")) is None
 
 
+class Attending(Plain):
+    """A kernel of torch's library between generated code."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = F.gelu(super().forward(x))[None]
+        return F.scaled_dot_product_attention(heads, heads, heads)
+
+
+@needs_compiler
+def test_the_time_that_compiling_takes_is_what_the_first_pass_lost() -> None:
+    module, x = Attending(), torch.randn(2, 8, 4)
+    called, followed = torch.compile(module), Compilation()
+    begin = time.perf_counter()
+    called(x).sum().backward()
+    lost = time.perf_counter() - begin
+    columns = followed.columns(asked=True)
+    assert columns["compiled"]
+    assert 0.5 * lost < columns["compile_seconds"] < lost, "backward and generated code included"
+    ran = kernels.training_kernels(module, {"x": x}, "fp32", called)
+    assert attention(ran) == attention(kernels.training_kernels(module, {"x": x}, "fp32"))
+    assert attention(ran)
+    assert followed.columns(asked=True)["recompiles"] == 0, "looking compiles nothing anew"
+
+
 # --- Kernels ----------------------------------------------------------------------------------------------------------
 
 
@@ -174,8 +201,10 @@ def test_the_optimizers_step_is_seen_and_nothing_around_it(form: dict[str, bool]
 SMALL = {"model": {"d_model": 32, "feed_forward": "swiglu"}, "train": {"steps": 6, "eval_every": 3}}
 
 
-@needs_compiler
-def test_a_compiled_trial_learns_what_an_eager_one_does() -> None:
+def test_a_compiled_trial_learns_what_an_eager_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a backend that writes no code, which takes seconds for what the usual one takes a minute for."""
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model: compiler(model, backend="aot_eager"))
     eager, compiled = performed(job(**SMALL)), performed(job(**with_compile()))
     assert compiled.outcome == ("ok", "profile", "")
     told = compiled.columns
@@ -185,7 +214,7 @@ def test_a_compiled_trial_learns_what_an_eager_one_does() -> None:
     ran, expected = json.loads(told["kernels"]), json.loads(eager.columns["kernels"])
     assert ran.keys() == expected.keys()
     assert attention(ran["train"]) == attention(expected["train"])
-    assert {"_scaled_dot_product_flash_attention_for_cpu", "mm"} & set(ran["train"])
+    assert ran["optimizer"] == expected["optimizer"]
     for column in ("flops_per_token_counted", "train_flops_per_token_counted", "peak_live_bytes"):
         assert told[column] == eager.columns[column], "of the model as it is written"
 
