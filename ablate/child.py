@@ -8,13 +8,16 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from ablate.job import BuildJob, CalibrationJob, GateJob, Job, TimingJob, Verdict
 
@@ -41,6 +44,8 @@ def environment(threads: int) -> Iterator[None]:
         # A thread that spins while another program runs slows a step several times over.
         "OMP_WAIT_POLICY": "PASSIVE",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        # Workers of the compiler would be children of a child, which may be killed, and would take its cores.
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
     before = dict(os.environ)
     os.environ.update(wanted)
@@ -89,11 +94,27 @@ def perform(job: AnyJob, connection: Connection) -> None:
 
 
 def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        import ctypes
+    """However busy this process is, as with a compiler, which it takes with it.
 
-        parent_death_signal = 1
-        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
+    A signal at the parent's death would come at that of the server that this process is forked from.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        _kill(os.getpid())
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _kill(pid: int) -> None:
+    """End a process and those that it has started, now."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for each in (*process.children(recursive=True), process):
+            with contextlib.suppress(psutil.Error):
+                each.kill()
 
 
 def _redirect_output(log: Path) -> None:
@@ -161,7 +182,7 @@ class Child:
 
     def stop(self, outcome: tuple[str, str | None, str | None]) -> None:
         """End the child now, for the reason given."""
-        self.process.kill()
+        _kill(self.process.pid)
         self.process.join()
         list(self.listen())
         self.outcome = outcome

@@ -151,6 +151,8 @@ def _tags(row: Mapping[str, Any], variant: Mapping[str, Any]) -> dict[str, str]:
         "ablate.attempt": row["attempts"],
         "ablate.outcome": row["status"],
         "ablate.phase": row["phase"],
+        "ablate.compiled": row["compiled"],
+        "ablate.compile_fault": row["compile_fault"],
         "ablate.config_sha256": hashlib.sha256(config).hexdigest(),
         "ablate.git_commit": row["git_commit"],
         "ablate.git_dirty": row["git_dirty"],

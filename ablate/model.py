@@ -209,6 +209,7 @@ class Transformer(nn.Module):
         self.embedding = Embedding(settings)
         for stack in settings.stacks:
             self.add_module(stack.name, Stack(stack, settings.dropout.embedding, settings.embed_norm))
+        self._last = settings.stacks[-1].name
         self.head = Head(settings, settings.stacks[-1].usual.norm.build)
         if settings.tie_embeddings:
             self.head.output.weight = self.embedding.tokens.weight
@@ -258,7 +259,7 @@ class Transformer(nn.Module):
 
     @property
     def _main(self) -> Stack:
-        return self._stack(self.settings.stacks[-1].name)
+        return self._stack(self._last)
 
     def _stack(self, name: str) -> Stack:
         return cast(Stack, getattr(self, name))

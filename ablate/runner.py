@@ -278,7 +278,9 @@ class Run:
         wall, company = time.monotonic() - running.began, self.company.pop(trial_id, 0.0)
         times = {"wall_seconds": wall, "trials_at_once": max(1.0, company / wall) if wall else 1.0}
         ended = {"status": status, "phase": phase, "reason": reason}
-        row = self._row(task, started) | times | running.columns | ended
+        known = self._row(task, started)
+        ran = _together(known.get("kernels"), running.columns.get("kernels"))
+        row = known | times | running.columns | {"kernels": ran} | ended
         curves: Columns = running.curves if "train" in task.phases else _columns(self.store.curves(trial_id))
         profiles = running.profiles if "train" in task.phases else _beside_training(self.store, trial_id, running)
         self._store(row, curves, profiles)
@@ -327,6 +329,12 @@ class Run:
         for trial_id, (_, running, _) in list(self.running.items()):
             running.stop(("interrupted", running.phase, f"the run got {signal.Signals(number).name}"))
             self._finish(trial_id)
+
+
+def _together(*kernels: str | None) -> str | None:
+    """What ran by phase, of several such columns: a new profile says nothing of the training before it."""
+    found = {phase: names for each in kernels if each for phase, names in json.loads(each).items()}
+    return json.dumps(found) if found else None
 
 
 def _columns(frame: pd.DataFrame) -> Columns:

@@ -388,6 +388,7 @@ class TrainSettings(Settings):
     eval_every: Count | None = Field(None, description="steps between evaluations; a tenth of the run unless given")
     eval_tokens: Count | None = Field(65_536, description="held-out tokens of an evaluation; null for all of them")
     threads: Count | None = Field(None, description="CPU threads; what this process may use unless given")
+    compile: bool = Field(False, description="training steps run through torch.compile; all else runs as it is written")
     deterministic: bool = Field(False, description="refuse operators whose result varies from run to run")
     max_seconds: Real | None = Field(None, gt=0, description="the trial is ended as `timeout` after this")
 

@@ -23,12 +23,12 @@ from ablate.data import Corpus
 from ablate.job import TimingJob
 from ablate.model import Transformer, build
 from ablate.objectives import objective_of
-from ablate.profiling import decode, memory
+from ablate.profiling import compilation, decode, memory
 from ablate.profiling.clock import Clock, StepTimer, clock_for
 from ablate.profiling.device import device_name
 from ablate.profiling.surroundings import Surroundings
 from ablate.settings import VariantSettings, typed
-from ablate.train import Learner, generator_seed, on_device, schedule
+from ablate.train import Learner, device_of, generator_seed, on_device, pieces, schedule
 from ablate.trial import Outcome, Reporter, classify
 
 WARM_UP_STEPS = 3
@@ -92,7 +92,9 @@ def training_steps(
     """Seconds of training steps after a few that warm up: at least `STEPS`, and so many as take `STEP_SECONDS`."""
     recipe = settings.train
     batches = Batches.of(corpus, recipe, seed, objective_of(settings.model, corpus.vocab_size))
-    learner, rate = Learner.of(model, recipe), schedule(recipe, settings.model.d_model)
+    inputs, _ = next(pieces(batches.batch(1), recipe.accumulate, device_of(model)))
+    called = compilation.compiled(model, inputs, recipe.precision) if recipe.compile else None
+    learner, rate = Learner.of(model, recipe, called), schedule(recipe, settings.model.d_model)
     torch.manual_seed(generator_seed(seed, "dropout"))
     model.train()
     timer, step = StepTimer(WARM_UP_STEPS, clock), 0

@@ -61,13 +61,20 @@ class Trained:
 
 
 def train(
-    model: Transformer, batches: Batches, held_out: HeldOut, recipe: TrainSettings, seed: int, observer: Observer
+    model: Transformer,
+    batches: Batches,
+    held_out: HeldOut,
+    recipe: TrainSettings,
+    seed: int,
+    observer: Observer,
+    called: nn.Module | None = None,
 ) -> Trained:
-    """Train `model` where it is.
+    """Train `model` where it is. Steps call `called` in its place, where that is given: the same, compiled.
 
+    Evaluations always call `model`: they have other shapes and another mode, which would be compiled again.
     The first loss, auxiliary or not, or gradient norm that is not finite ends the run: a result, not an error.
     """
-    learner, rate = Learner.of(model, recipe), schedule(recipe, model.settings.d_model)
+    learner, rate = Learner.of(model, recipe, called), schedule(recipe, model.settings.d_model)
     run, order = Trained(), hashlib.sha256()
     ledger = Ledger(observer, run, 1 if device_of(model).type == "cpu" else READ_EVERY)
     torch.manual_seed(generator_seed(seed, "dropout"))
@@ -107,13 +114,15 @@ class Learner:
     parameters: list[nn.Parameter]
     losses: list[Callable[[], dict[str, Tensor]]]
     after_step: list[Callable[[], None]]
+    called: nn.Module  # for logits: the model, or what was compiled of it
 
     @classmethod
-    def of(cls, model: nn.Module, recipe: TrainSettings) -> Learner:
+    def of(cls, model: nn.Module, recipe: TrainSettings, called: nn.Module | None = None) -> Learner:
         """Looks through the model once, which is not free where there are many experts."""
         offers = {name: [method for _, method in offered(model, name)] for name in ("losses", "after_step")}
         optimizer = make_optimizer(model, recipe.optimizer, recipe.lr)
-        return cls(model, recipe, optimizer, list(model.parameters()), **offers)
+        called = model if called is None else called
+        return cls(model, recipe, optimizer, list(model.parameters()), **offers, called=called)
 
     def update(self, batch: Batch, lr: float, part: Part = unobserved) -> dict[str, Tensor]:
         """One optimizer step, in `accumulate` pieces. Its measures stay on the device.
@@ -128,7 +137,7 @@ class Learner:
             given = list(pieces(batch, recipe.accumulate, device_of(self.model)))
         for inputs, targets in given:
             with part("forward"):
-                logits = forward(self.model, inputs, recipe.precision)
+                logits = forward(self.called, inputs, recipe.precision)
                 objective, plain = cross_entropy(logits, targets, recipe.label_smoothing)
                 auxiliary = {f"aux_{name}": loss / recipe.accumulate for name, loss in self.auxiliary_losses().items()}
                 total = sum(auxiliary.values(), objective / n_targets)

@@ -27,7 +27,7 @@ from ablate.gates import leak
 from ablate.job import Job
 from ablate.model import Transformer, build
 from ablate.objectives import Batch, Objective, objective_of
-from ablate.profiling import decode, device, flops, live, memory, utilisation
+from ablate.profiling import compilation, decode, device, flops, kernels, live, memory, utilisation
 from ablate.profiling.energy import EnergyMeter
 from ablate.profiling.phase import ProfilePhase, held_out_tokens, required_columns
 from ablate.profiling.watch import Watch
@@ -136,11 +136,21 @@ class Trial:
         batches = Batches.of(corpus, recipe, self.job.seed, self.objective)
         held_out = HeldOut.of(corpus, recipe, self.objective)
         watch = Watch(recipe, self.device, self.begin, self.reporter.phase, self.reporter.points, self.meter)
-        trained = train(model, batches, held_out, recipe, self.job.seed, watch)
+        inputs, _ = next(pieces(batches.batch(1), recipe.accumulate, self.device))
+        called = compilation.compiled(model, inputs, recipe.precision) if recipe.compile else None
+        try:
+            trained = train(model, batches, held_out, recipe, self.job.seed, watch, called)
+        except Exception as error:
+            if (fault := compilation.failure(error)) is None or classify(error).status == "oom":
+                raise
+            traceback.print_exc()
+            self._tell({"compiled": False, "compile_fault": fault})
+            return Outcome("crashed", fault)
         self._tell({**training_columns(trained, batches, held_out, recipe), **watch.columns()})
         if trained.diverged_step is not None:
             last = trained.last_finite_loss
             return Outcome("diverged", f"not finite at step {trained.diverged_step}; the last finite loss was {last}")
+        self._ran(train=kernels.training_kernels(model, inputs, recipe.precision, called))
         self._count(model, held_out)
         self._training_profile([*watch.rows(), *self._memory_facts()])
         self._tell(self._memory_split(model, batches.batch(1)))
@@ -151,11 +161,13 @@ class Trial:
         """Of two more steps, at a learning rate of 0: the weights stay what they are."""
         with live.aside(model):
             learner = Learner.of(model, self.settings.train)
-            found = live.training_split(model, lambda part: learner.update(batch, 0.0, part))
+            with kernels.optimizer_kernels(learner.optimizer) as ran:
+                found = live.training_split(model, lambda part: learner.update(batch, 0.0, part))
+            self._ran(optimizer=sorted(ran))
             return found | {"optimizer_state_bytes": state_of(learner.optimizer)[1]}
 
     def _profile(self, model: Transformer, corpus: Corpus) -> Outcome | None:
-        told = (self._tell, self.reporter.profiles)
+        told = (self._tell, self.reporter.profiles, self._ran)
         given = (self.settings, corpus, self.objective, self.device, self.job.peaks, self.meter)
         wrong, problems = ProfilePhase(*given, *told).run(model)
         self.problems += problems
@@ -164,6 +176,11 @@ class Trial:
     def _tell(self, columns: dict[str, Any]) -> None:
         self.columns |= columns
         self.reporter.columns(columns)
+
+    def _ran(self, **names: list[str]) -> None:
+        """What ran in a phase, beside what is known of others."""
+        known = json.loads(self.columns.get("kernels", "{}"))
+        self._tell({"kernels": json.dumps(known | names)})
 
     def _count(self, model: Transformer, held_out: HeldOut) -> None:
         """FLOPs by the formula and as counted over one sequence, and what share of the peaks they are."""

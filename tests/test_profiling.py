@@ -17,7 +17,7 @@ from ablate.cache import Cache
 from ablate.model import Transformer, build
 from ablate.objectives import objective_of
 from ablate.profiling import clock, decode, device, flops, kernels, live, memory
-from ablate.profiling.watch import Watch, compile_seconds
+from ablate.profiling.watch import Watch
 from ablate.settings import VariantSettings, resolved, typed
 from ablate.train import Learner, state_of, train
 
@@ -243,12 +243,6 @@ def test_what_training_really_does_is_charged_to_its_own_part(monkeypatch: pytes
     assert columns["eval_seconds"] == now[0] - (3 * 23 + 17 * 23 + 10), "all the rest of the time"
     assert columns["eval_seconds"] % 200 == 0
     assert columns["eval_seconds"] > 0
-
-
-def test_compile_time_is_that_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = (["_compile.compile_inner", "build_guards"], ["1.5", "0.5"])
-    monkeypatch.setattr("torch._dynamo.utils.compile_times", lambda *_, **__: told)
-    assert compile_seconds() == 1.5
 
 
 def test_who_watches_changes_no_number() -> None:

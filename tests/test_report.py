@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from ablate.metrics import TIMED, Timing
-from ablate.report import write_report
-from ablate.report.conditions import attention_kernels
+from ablate.report import executed, write_report
 from ablate.report.text import escape, table
 from ablate.results import Results
 from ablate.schema import CURVES, PROFILES, REPEATS, TRIALS
@@ -148,6 +147,7 @@ def golden_results() -> Results:
             }
             row |= {"ablate": "0.1.0", "git_commit": "abc123", "git_dirty": True}
             row |= {"decode_tokens_per_second": 100.0 + row["seed"] + (90 if row["variant"] == "gqa" else 0)}
+            row |= {"compiled": False, "kernels": json.dumps({"train": ["mm"], "optimizer": ["_fused_adamw_"]})}
             row |= {"parameter_bytes": 4000, "activation_bytes": 2**20, "peak_live_bytes": 3 * 2**20}
     rows[-3] |= {"precision": "bf16"}
     sizes = {"baseline": 512, "gqa": 128, "tie": 128}
@@ -730,10 +730,49 @@ def test_a_long_cache_curve_has_few_markers(tmp_path: Path) -> None:
 
 def test_kernels_are_told_with_the_way_that_was_taken() -> None:
     ran = json.dumps({"train": ["mm"], "decode": ["_scaled_dot_product_flash", "mm", "path absorbed"]})
-    assert attention_kernels(ran) == "train: unfused; decode: unfused"
+    assert executed.attention_kernels({"kernels": ran}) == "train: unfused; decode: unfused"
     ran = ran.replace("flash", "flash_attention")
-    assert attention_kernels(ran) == "train: unfused; decode: flash_attention"
-    assert attention_kernels(ran, paths=True) == "train: unfused; decode: flash_attention, path absorbed"
+    assert executed.attention_kernels({"kernels": ran}) == "train: unfused; decode: flash_attention"
+    assert executed.lines([{"kernels": ran}]) == "train: unfused<br>decode: flash_attention, path absorbed"
+    assert executed.attention_kernels({}) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["_foreach_add_", "_fused_adamw_"], "fused_adamw"),
+        (["_foreach_add_", "_foreach_lerp_"], "foreach"),
+        (["_foreach_add_", "lerp_"], "for each weight"),
+    ],
+)
+def test_the_form_of_the_optimizer_is_told_by_what_it_ran(names: list[str], said: str) -> None:
+    assert executed.optimizer({"kernels": json.dumps({"train": ["_fused"], "optimizer": names})}) == said
+    assert executed.optimizer({"kernels": json.dumps({"train": ["_fused"]})}) is None
+
+
+def test_a_trial_that_fell_back_to_eager_is_warned_of(plain_text: Any) -> None:
+    limit = "recompile limit reached, the rest ran eager: x"
+    rows = [
+        trial("baseline", 0, 2.5, compiled=True, graph_breaks=0, recompiles=0),
+        trial("moe", 0, 2.5, compiled=True, graph_breaks=8, recompiles=1),
+        trial("fell", 0, 2.5, compiled=False, compile_fault=limit, graph_breaks=0, recompiles=8),
+        trial("late", 0, 2.5, compiled=True, compile_fault="2.0 s of compilation in timed steps", graph_breaks=0),
+    ]
+    text = plain_text(results(rows))
+    care = section(text, "Read with care")
+    assert f"Training was to be compiled and was not, compare with care: fell ({limit})." in care
+    assert (
+        "Times are not of compiled steps alone, compare with care: late (2.0 s of compilation in timed steps)." in care
+    )
+    same = "Not the same compilation of training steps in all trials, compare with care: "
+    assert f"{same}yes (baseline, late); yes, 8 graph breaks (moe); no: {limit} (fell)." in care
+    assert "compiled: yes, 8 graph breaks, 1 recompile" in section(text, "Variants")
+
+
+def test_trials_that_ran_alike_are_not_warned_of(plain_text: Any) -> None:
+    text = plain_text(results([trial(name, 0, 2.5, compiled=False) for name in ("baseline", "other")]))
+    assert "ompil" not in section(text, "Read with care")
+    assert "compiled: no" in section(text, "Variants")
 
 
 def test_single_values_are_in_no_table(plain_text: Any) -> None:

@@ -145,6 +145,10 @@ def test_columns_are_those_of_the_record(done: Parent) -> None:
     kernels = json.loads(done.columns["kernels"])
     assert "_scaled_dot_product_flash_attention_for_cpu" in kernels["train"]
     assert "_scaled_dot_product_flash_attention_for_cpu" in kernels["decode"]
+    assert "path expert by expert" in kernels["train"]
+    assert "_fused_adamw_" in kernels["optimizer"]
+    assert done.columns["compiled"] is False
+    assert "graph_breaks" not in done.columns, "nobody counted"
     assert json.loads(done.columns["module_metrics"])["decoder.layers.0.feed_forward.dropped_fraction"] == 0
 
 
@@ -232,7 +236,7 @@ def test_an_encoder_is_ok_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> No
     assert parent.columns["prefill_tokens_per_second"] > 0
     assert not {name for name in parent.columns if "decode" in name or "kv_cache" in name}
     assert {row["phase"] for row in parent.table("profiles")} == {"train", "prefill"}
-    assert list(json.loads(parent.columns["kernels"])) == ["train"]
+    assert list(json.loads(parent.columns["kernels"])) == ["train", "optimizer", "prefill"]
 
 
 def test_a_decoder_that_looks_both_ways_is_ok_without_a_cache() -> None:
@@ -258,7 +262,7 @@ def test_without_decode_nothing_is_decoded(monkeypatch: pytest.MonkeyPatch) -> N
     assert parent.outcome == ("ok", "profile", "")
     assert "kv_cache_bytes_measured" not in parent.columns
     assert {row["phase"] for row in parent.table("profiles")} == {"train"}
-    assert list(json.loads(parent.columns["kernels"])) == ["train"]
+    assert list(json.loads(parent.columns["kernels"])) == ["train", "optimizer"]
 
 
 def test_profiling_again_trains_nothing(monkeypatch: pytest.MonkeyPatch, done: Parent) -> None:
@@ -267,7 +271,8 @@ def test_profiling_again_trains_nothing(monkeypatch: pytest.MonkeyPatch, done: P
     assert parent.outcome == ("ok", "profile", "")
     assert parent.of("curve") == []
     assert {"val_loss", "steps", "peak_rss_bytes", "batch_order_hash"}.isdisjoint(parent.columns)
-    assert parent.columns["kernels"] == done.columns["kernels"]
+    ran = json.loads(done.columns["kernels"])
+    assert json.loads(parent.columns["kernels"]) == {phase: ran[phase] for phase in ("prefill", "decode")}
     assert parent.columns["kv_cache_bytes_measured"] == done.columns["kv_cache_bytes_measured"]
 
 

@@ -50,6 +50,7 @@ class MixtureOfExperts(nn.Module):
         if balance == "device":
             self.loss_weights |= {"device": device_loss, "communication": communication_loss}
         self.jitter, self.capacity_factor, self.weigh = jitter, capacity_factor, weigh
+        self.path = ""  # in which the experts of the last pass took their tokens
         self._losses: dict[str, Tensor] = {}
         self._load = self._counts = torch.zeros(0)  # of the last training pass: as chosen, and without what is dropped
         self._step_load: Tensor | None = None
@@ -148,6 +149,7 @@ class MixtureOfExperts(nn.Module):
         What is not kept comes after the last expert, and adds nothing. In training an expert without a token is run
         too: its gradient is 0, and not missing.
         """
+        self.path = "expert by expert"
         n_experts, weights = len(self.experts), weights.unsqueeze(-1)
         goal = (chosen if kept is None else chosen.masked_fill(~kept, n_experts)).flatten()
         order, sizes = goal.argsort(stable=True), torch.bincount(goal, minlength=n_experts + 1).tolist()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from ablate.profiling import decode, kernels, lengths
 from ablate.profiling.clock import Clock, clock_for
 from ablate.profiling.energy import EnergyMeter, decode_joules_per_token
 from ablate.settings import DecodeSettings, ProfileSettings, VariantSettings
-from ablate.train import on_device, pieces
+from ablate.train import on_device
 
 DECODE_SECONDS = "decode_seconds_per_token_p50"
 
@@ -31,7 +30,10 @@ def held_out_tokens(corpus: Corpus, batch: int, tokens: int, device: torch.devic
 
 @dataclass(frozen=True)
 class ProfilePhase:
-    """What is measured with, and who is told: `tell` takes columns of `trials`, `keep` rows of `profiles`."""
+    """What is measured with, and who is told: `tell` takes columns of `trials`, `keep` rows of `profiles`.
+
+    `ran` takes the names of kernels by phase.
+    """
 
     settings: VariantSettings
     corpus: Corpus
@@ -41,12 +43,11 @@ class ProfilePhase:
     meter: EnergyMeter | None
     tell: Callable[[dict[str, Any]], None]
     keep: Callable[[list[dict[str, Any]]], None]
+    ran: Callable[..., None]
 
     def run(self, model: Transformer) -> tuple[str | None, list[str]]:
         """Measure and tell. What is wrong with the cache, so that nothing is measured, and what else is wrong."""
         asked, precision, clock = self.settings.profile, self.settings.train.precision, clock_for(self.device)
-        ran = {"train": self._training_kernels(model)}
-        self.tell({"kernels": json.dumps(ran)})
         wrong = decode.cache_mismatch(model, asked.decode, self._prompts) if asked.decode else None
         if wrong:
             return wrong, []
@@ -54,9 +55,12 @@ class ProfilePhase:
         found = decode.profile(timed, asked, precision, self._prompts, clock, self.peaks.copy_bytes_per_second)
         self.keep(found.rows)
         self.tell(found.columns)
+        if asked.prefill:
+            first = self._prompts(asked.prefill.batch[0], asked.prefill.tokens[0])
+            self.ran(prefill=kernels.prefill_kernels(timed, first))
         if asked.decode:
-            ran["decode"] = kernels.decoding_kernels(timed, self._prompts(1, asked.decode.context[0]))
-            self.tell({"kernels": json.dumps(ran)})
+            first = self._prompts(asked.decode.batch[0], asked.decode.context[0])
+            self.ran(decode=kernels.decoding_kernels(timed, first))
             joules = self._decode_energy(timed, asked.decode, found.columns.get(DECODE_SECONDS), clock)
             self.tell({"decode_energy_joules_per_token": joules})
         if asked.lengths:
@@ -71,11 +75,6 @@ class ProfilePhase:
         """A held-out window of so many tokens, which goes round where there are fewer."""
         window = np.resize(self.corpus.validation, tokens + 1)
         return next(HeldOut(window, tokens, np.zeros(1, np.int64), self.objective).batches(1))
-
-    def _training_kernels(self, model: Transformer) -> list[str]:
-        example = next(HeldOut.of(self.corpus, self.settings.train, self.objective).batches(1))
-        inputs, _ = next(pieces(example, 1, self.device))
-        return kernels.training_kernels(model, inputs, self.settings.train.precision)
 
     def _decode_energy(
         self, model: Transformer, asked: DecodeSettings, seconds: float | None, clock: Clock

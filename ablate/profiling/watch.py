@@ -19,6 +19,7 @@ from ablate.profiling.clock import (
     warmup_steps,
     windows,
 )
+from ablate.profiling.compilation import Compilation
 from ablate.profiling.energy import EnergyMeter
 from ablate.profiling.surroundings import Surroundings
 from ablate.settings import TrainSettings
@@ -54,6 +55,7 @@ class Watch:
         self.startup_seconds: float | None = None
         self.eval_seconds = 0.0
         self.surroundings = Surroundings(device)
+        self.compilation = Compilation()
         self._meter = meter
         self._joules: float | None = None
         self._read_at = 0.0
@@ -94,7 +96,7 @@ class Watch:
         columns = {
             "startup_seconds": self.startup_seconds,
             "eval_seconds": self.eval_seconds,
-            "compile_seconds": compile_seconds(),
+            **self.compilation.columns(self.recipe.compile),
             **self._energy_columns(len(steps)),
             **speeds(steps, self.recipe.batch_tokens),
             **memory.peaks(self.device),
@@ -122,6 +124,7 @@ class Watch:
             torch.cuda.reset_peak_memory_stats(self.device)
         self._joules = self._energy()
         self.surroundings.begin()
+        self.compilation.warm()
 
     def _energy(self) -> float | None:
         self._read_at = time.monotonic()
@@ -134,12 +137,3 @@ class Watch:
             return {"energy_joules_per_token": None, "energy_source": None}
         per_token = used / (steps * self.recipe.batch_tokens)
         return {"energy_joules_per_token": per_token, "energy_source": self._meter.source}
-
-
-def compile_seconds() -> float | None:
-    """Time that torch.compile has taken in this process so far; None where it compiled nothing."""
-    from torch._dynamo.utils import compile_times
-
-    names, seconds = compile_times("csv", aggregate=True)
-    taken = {str(name): float(str(each)) for name, each in zip(names, seconds, strict=True)}
-    return taken.get("_compile.compile_inner")

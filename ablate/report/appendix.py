@@ -34,6 +34,10 @@ DEFINITIONS = """## What the numbers mean
   processes one after the other, with a 95 % t interval of the logarithms. A/A: the baseline at the end of a round by
   the baseline at its beginning; where that interval excludes equality, verdicts on this time are withheld. Seen with
   90 % probability: the slowdown that so many rounds find at this noise nine times out of ten.
+- compiled: whether training steps ran through torch.compile to the end, by its own record. Graph breaks: places where
+  Python stands between compiled parts. Compilation: the time that it took, before the timed steps; parts that an
+  earlier trial compiled come out of torch's cache in less. Kernels in training are those of the compiled step;
+  evaluation, decoding, counted FLOPs and the split of memory are of the model as it is written, compiled or not.
 - peak allocated, peak reserved, device used: what tensors held, what the allocator held, what the driver saw.
   peak RSS: the largest resident memory of the trial's own process.
 - peak of live tensors: the most bytes that tensors held at once in a training step after training, as operators end.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 from ablate.metrics import METRICS, TIMED, Timing
+from ablate.report import executed
 from ablate.report.comparison import LOSS
-from ablate.report.evidence import Evidence, Variant, aa_of_machine
-from ablate.report.text import NOT_MEASURED, count_of, escape, list_of, plain, significant, text_table
+from ablate.report.evidence import Evidence, Row, Variant, aa_of_machine
+from ablate.report.text import count_of, escape, list_of, plain, significant, text_table
 from ablate.stats import finite
 
 # Rows that differ in one of these are not measured, or not trained, under the same conditions.
@@ -22,7 +24,6 @@ SAME_FOR_ALL = {
     "param_dtype": "dtype of the parameters",
     "compute_dtype": "dtype of the computation",
     "optimizer_state_dtype": "dtype of the optimizer's state",
-    "kernels": "attention kernels",
     "deterministic": "determinism",
     "torch": "torch version",
     "python": "Python version",
@@ -30,6 +31,12 @@ SAME_FOR_ALL = {
     "git_commit": "git commit",
     "git_dirty": "git state (dirty)",
     "corpus_sha256": "corpus",
+}
+# The same of what stands in a row only in other words.
+SAME_WORDS_FOR_ALL: Mapping[str, Callable[[Row], str | None]] = {
+    "attention kernels": executed.attention_kernels,
+    "form of the optimizer": executed.optimizer,
+    "compilation of training steps": executed.compilation,
 }
 RECIPE = ("train.lr", "train.warmup_steps")
 OTHER_LOAD = 0.5  # from so many busy cores on, speeds are those of a busy machine
@@ -163,8 +170,11 @@ def _cautions(evidence: Evidence) -> Iterator[str]:
     yield from _held_back(evidence)
     yield from _busy_machine(evidence)
     yield from _withheld_timings(evidence)
+    yield from executed.faults(evidence)
     for column, label in SAME_FOR_ALL.items():
-        yield from _differing(evidence, column, label)
+        yield from _differing(evidence, label, itemgetter(column))
+    for label, words in SAME_WORDS_FOR_ALL.items():
+        yield from _differing(evidence, label, words)
     yield from _other_batches(evidence)
     yield from _other_objectives(evidence)
     if _is_dirty(evidence):
@@ -274,33 +284,16 @@ def _differs(evidence: Evidence, kind: Timing) -> bool:
     return kind == "step" and any(aa_of_machine(variant.rows) == "differs" for variant in _competing(evidence))
 
 
-def _differing(evidence: Evidence, column: str, label: str) -> Iterator[str]:
+def _differing(evidence: Evidence, label: str, value_of: Callable[[Row], Any]) -> Iterator[str]:
     owners: dict[str, list[str]] = {}
     for variant, row in evidence.rows:
-        if row.get(column) is not None:
-            value = attention_kernels(row[column]) if column == "kernels" else str(row[column])
-            names = owners.setdefault(value, [])
+        if (value := value_of(row)) is not None:
+            names = owners.setdefault(str(value), [])
             if variant.name not in names:
                 names.append(variant.name)
     if len(owners) > 1:
         listed = "; ".join(f"{escape(value[:120])} ({list_of(names, 4)})" for value, names in owners.items())
         yield f"Not the same {label} in all trials, compare with care: {listed}."
-
-
-def attention_kernels(kernels: str, *, paths: bool = False) -> str:
-    """The fused attention kernels that ran in each phase, from the row's JSON, or that there was none.
-
-    With `paths` also which of several ways to its result an attention took.
-    """
-    ran = sorted(json.loads(kernels).items(), reverse=True)
-    return "; ".join(f"{phase}: {fused_kernels(names, paths=paths)}" for phase, names in ran)
-
-
-def fused_kernels(names: list[str], *, paths: bool = False) -> str:
-    """The same of one phase, from the names of what ran in it."""
-    fused = [name for name in names if "attention" in name and "backward" not in name]
-    words = [name.removeprefix("_scaled_dot_product_") for name in fused] or ["unfused"]
-    return ", ".join([*words, *(name for name in names if paths and name.startswith("path "))])
 
 
 def _other_batches(evidence: Evidence) -> Iterator[str]:
@@ -324,16 +317,11 @@ def _other_objectives(evidence: Evidence) -> Iterator[str]:
 
 def variants_table(evidence: Evidence) -> str:
     """What each variant changes, and what it says about itself."""
-    rows = [[escape(each.name), _changes(each), _notes(each), _kernels(each, evidence)] for each in evidence.variants]
+    rows = [[escape(each.name), _changes(each), _notes(each), executed.lines(each.rows)] for each in evidence.variants]
     if not rows:
         return ""
-    headers = ["variant", "changes to the baseline", "notes", "attention kernels that ran"]
+    headers = ["variant", "changes to the baseline", "notes", "what ran"]
     return "## Variants\n\n" + text_table(headers, rows)
-
-
-def _kernels(variant: Variant, evidence: Evidence) -> str:
-    rows = (row for owner, row in evidence.rows if owner is variant and row.get("kernels") is not None)
-    return " / ".join(sorted({escape(attention_kernels(row["kernels"], paths=True)) for row in rows})) or NOT_MEASURED
 
 
 def _changes(variant: Variant) -> str:

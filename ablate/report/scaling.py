@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 
 from ablate.metrics import METRICS
+from ablate.report import executed
 from ablate.report.appendix import phase_table, profile_rows
-from ablate.report.conditions import fused_kernels
 from ablate.report.evidence import Evidence, Variant
 from ablate.report.text import NOT_MEASURED, escape, table
 from ablate.stats import PowerLaw, finite, power_law
@@ -63,6 +62,6 @@ def _cell(law: PowerLaw | None) -> str:
 
 
 def _kernels(variant: Variant) -> str:
-    rows = [row for row in variant.rows if row.get("status") == "ok" and row.get("kernels") is not None]
-    names = (fused_kernels(json.loads(row["kernels"]).get("train", [])) for row in rows)
+    ended = (row for row in variant.rows if row.get("status") == "ok")
+    names = (words for row in ended if (words := executed.training_kernels(row)) is not None)
     return escape(" / ".join(sorted(set(names))) or NOT_MEASURED)
