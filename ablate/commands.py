@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,12 +45,15 @@ class Wanted:
     max_trials: int = 1000
     retry_failed: bool = False
     fail_fast: bool = False
+    only: str | None = None
 
     def command(self) -> str:
         """The command that runs this again, as one would type it."""
         parts = ["python", "-m", "ablate", "run", self.file]
         for change in self.sets:
             parts += ["--set", change]
+        if self.only:
+            parts += ["--only", self.only]
         return shlex.join(parts)
 
 
@@ -104,7 +107,7 @@ def run(wanted: Wanted, console: Console) -> Ran:
     names = _names_of_trials(store)
     store.write_experiment(plan.document(experiment, plans, machine.facts(resources), wanted.command()))
     trials = experiment.trials(resources.device, resources.threads)
-    queue = tasks(trials, store, retry_failed=wanted.retry_failed)
+    queue = tasks(trials, store, retry_failed=wanted.retry_failed, only=wanted.only)
     console.print(
         _opening(experiment, len(queue), _stored_statuses(store, trials)), markup=False, highlight=False, soft_wrap=True
     )
@@ -230,21 +233,19 @@ def _check_free(found: document.Document, name: str) -> None:
 def plan_facts(wanted: Wanted) -> dict[str, Any]:
     """What `plan --json` gives."""
     from ablate import plan
+    from ablate.runner import tasks
 
     experiment = read(wanted)
     plans = plan.plan(experiment)
     resources = _resources(wanted, plans)
-    queue = {trial.trial_id for trial in experiment.trials(resources.device, resources.threads)}
-    done = set()
-    with suppress(ResultsError):
-        rows = load(wanted.results / experiment.name).trials
-        done = set(rows["trial_id"][rows["status"] == "ok"]) & queue
+    trials, store = experiment.trials(resources.device, resources.threads), Store(wanted.results / experiment.name)
+    unfinished = tasks(trials, store, retry_failed=True)
     return {
         "name": experiment.name,
         "question": experiment.question,
         "counts": experiment.counts,
         "seeds": experiment.seeds,
-        "stored": len(done),
+        "stored": len(trials) - len(unfinished),
         "device": resources.device,
         "workers": resources.workers,
         "threads": resources.threads,
@@ -259,24 +260,25 @@ def plan_facts(wanted: Wanted) -> dict[str, Any]:
 def status(wanted: Wanted) -> dict[str, Any]:
     """Trials by outcome, what runs now, what is left."""
     from ablate import plan
-    from ablate.runner import running_now
+    from ablate.runner import is_trained, running_now, tasks
 
     experiment = read(wanted)
     resources = _resources(wanted, plan.plan(experiment, timed=False))
     trials = experiment.trials(resources.device, resources.threads)
     store = Store(wanted.results / experiment.name)
-    rows = [store.trial(trial.trial_id) for trial in trials]
-    outcomes = Counter(row["status"] for row in rows if row)
+    rows = [row for trial in trials if (row := store.trial(trial.trial_id))]
+    outcomes = Counter(row["status"] for row in rows)
     return {
         "name": experiment.name,
         "planned": len(trials),
         "outcomes": dict(outcomes),
         "running": running_now(store),
-        "left": sum(row is None or row["status"] == "interrupted" for row in rows),
+        "only_profiled": sum(row["status"] == "ok" and not is_trained(row) for row in rows),
+        "left": len(tasks(trials, store, retry_failed=False)),
         "failed": [
             {key: row[key] for key in ("variant", "seed", "status", "phase", "reason", "log")}
             for row in rows
-            if row and row["status"] != "ok"
+            if row["status"] != "ok"
         ],
     }
 

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -53,26 +53,60 @@ class Watcher(Protocol):
     def finish(self, trial_id: str, status: str, note: str) -> None: ...  # noqa: D102
 
 
+PHASES = ("train", "profile")
+"""What a trial consists of. A profile without training has a phase `steps` in its place: a few steps, measured."""
+
+
 @dataclass(frozen=True)
 class Task:
-    """A trial that has to run, or one whose profile alone is new."""
+    """A trial that has to run, or the part of one that is missing beside what is stored."""
 
     trial: Trial
     stored: dict[str, Any] | None
     phases: tuple[str, ...]
 
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing has been trained, or measured in a step, that this could be beside."""
+        return self.phases != ("profile",)
 
-def tasks(trials: list[Trial], store: Store, *, retry_failed: bool) -> list[Task]:
-    """What is left to do: new and interrupted trials, new profiles of finished ones, failed ones if asked for."""
+    @property
+    def kept(self) -> dict[str, Any]:
+        """The stored row where it stays, but for what is done now; else nothing."""
+        stays = self.stored and self.stored["status"] == "ok" and len(self.phases) == 1
+        return self.stored if self.stored and stays else {}
+
+
+def tasks(trials: list[Trial], store: Store, *, retry_failed: bool, only: str | None = None) -> list[Task]:
+    """What is left to do: new and interrupted trials, what finished ones lack, failed ones if asked for.
+
+    With `only`, one of `PHASES`, nothing else is done.
+    """
     found = []
     for trial in trials:
         stored = store.trial(trial.trial_id)
         status = stored["status"] if stored else None
-        if status == "ok" and stored and stored["profile_id"] != trial.profile_id:
-            found.append(Task(trial, stored, ("profile",)))
-        elif status in (None, "interrupted") or (retry_failed and status != "ok"):
-            found.append(Task(trial, stored, ("train", "profile")))
+        if status in (None, "interrupted", "ok") or retry_failed:
+            done = _done(trial, stored) if stored else ()
+            if phases := _phases(done, only):
+                found.append(Task(trial, stored, phases))
     return found
+
+
+def _done(trial: Trial, stored: dict[str, Any]) -> tuple[str, ...]:
+    """What the row holds of the trial; nothing where it is not `ok`."""
+    holds = {"train": is_trained(stored), "profile": stored["profile_id"] == trial.profile_id}
+    return tuple(phase for phase in PHASES if holds[phase] and stored["status"] == "ok")
+
+
+def is_trained(row: Mapping[str, Any]) -> bool:
+    """Whether the row is of a trial that was trained, and not only profiled."""
+    return row.get("steps") is not None
+
+
+def _phases(done: tuple[str, ...], only: str | None) -> tuple[str, ...]:
+    missing = tuple(phase for phase in PHASES if phase not in done and only in (None, phase))
+    return ("steps", "profile") if missing == ("profile",) and "train" not in done else missing
 
 
 class Run:
@@ -123,7 +157,7 @@ class Run:
         """
         new: dict[str, list[Task]] = defaultdict(list)
         for task in queue:
-            if "train" in task.phases:
+            if task.is_new:
                 new[task.trial.variant.name].append(task)
         logs = {name: self.store.log_path(tasks[0].trial.trial_id) for name, tasks in new.items()}
         variants = [tasks[0].trial.variant for tasks in new.values()]
@@ -142,7 +176,7 @@ class Run:
                     self._refuse(task, checked, fault)
         if refused and self.fail_fast:
             return []
-        return [task for task in queue if "train" not in task.phases or task.trial.variant.name not in refused]
+        return [task for task in queue if not (task.is_new and task.trial.variant.name in refused)]
 
     def _calibrate(self, queue: list[Task], received: list[int]) -> None:
         """Learn what the device can do with each number of threads, while no trial disturbs it. Without, it is null."""
@@ -238,9 +272,8 @@ class Run:
         times = {"wall_seconds": wall, "trials_at_once": max(1.0, company / wall) if wall else 1.0}
         ended = {"status": status, "phase": phase, "reason": reason}
         row = self._row(task, started) | times | running.columns | ended
-        curves: Columns = running.curves if "train" in task.phases else _columns(self.store.curves(trial_id))
-        profiles = running.profiles if "train" in task.phases else _beside_training(self.store, trial_id, running)
-        self._store(row, curves, profiles)
+        curves = _columns(self.store.curves(trial_id)) if task.kept and not running.curves else running.curves
+        self._store(row, curves, self._beside(task, running.profiles))
         return status
 
     def _store(self, row: dict[str, Any], curves: Columns, profiles: Columns) -> None:
@@ -249,18 +282,29 @@ class Run:
         self.stored(row["trial_id"])
         self.watcher.finish(row["trial_id"], row["status"], _note(row))
 
+    def _beside(self, task: Task, new: Columns) -> Columns:
+        """What was measured now, after what is stored and stays: of a new profile that is what training measured."""
+        if not task.kept:
+            return new
+        stored = self.store.profiles(task.trial.trial_id).drop(columns="trial_id")
+        of_training = stored["phase"] == "train"
+        kept = stored[of_training if "profile" in task.phases else ~of_training].astype(object)
+        old = _columns(kept.where(kept.notna(), None))
+        return {name: [*values, *new.get(name, [])] for name, values in old.items()}
+
     def _row(self, task: Task, started: datetime) -> dict[str, Any]:
         """What is known of a trial without having run it."""
         trial, plan = task.trial, self.plans[task.trial.variant.name]
         settings = trial.variant.settings
-        before = task.stored if task.stored and "train" not in task.phases else {}
+        before = task.kept
+        profile_id = trial.profile_id if "profile" in task.phases else before.get("profile_id")
         return {
             **before,
             **self.software,
             "experiment": self.experiment.name,
             "variant": trial.variant.name,
             "trial_id": trial.trial_id,
-            "profile_id": trial.profile_id,
+            "profile_id": profile_id,
             "seed": trial.seed,
             "is_baseline": trial.variant.is_baseline,
             "config": json.dumps(settings.model_dump(mode="json"), allow_nan=False),
@@ -287,14 +331,6 @@ class Run:
 
 def _columns(frame: pd.DataFrame) -> Columns:
     return {str(name): list(values) for name, values in frame.items()}
-
-
-def _beside_training(store: Store, trial_id: str, running: Child) -> Columns:
-    """A new profile after what was measured in training, which stays."""
-    stored = store.profiles(trial_id).drop(columns="trial_id")
-    kept = stored[stored["phase"] == "train"].astype(object)
-    old = _columns(kept.where(kept.notna(), None))
-    return {name: [*values, *running.profiles.get(name, [])] for name, values in old.items()}
 
 
 def running_now(store: Store) -> list[str]:

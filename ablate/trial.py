@@ -33,7 +33,7 @@ from ablate.profiling.clock import clock_for
 from ablate.profiling.energy import EnergyMeter, decode_joules_per_token
 from ablate.profiling.watch import Watch
 from ablate.settings import DecodeSettings, TrainSettings, VariantSettings, typed
-from ablate.train import Learner, Trained, bits_per_byte, on_device, pieces, state_of, train
+from ablate.train import Learner, Trained, bits_per_byte, exercise, on_device, pieces, state_of, train
 
 # The server that trials are forked from imports this module once, so that no trial waits for an import: every choice,
 # and torch._dynamo, which torch's optimizers load at their first use.
@@ -43,6 +43,9 @@ for _slot in (*registry.SLOTS, *registry.SOURCES):
 
 SEND_EVERY = 0.2
 """Seconds between two messages with points of the curves."""
+
+MOST_STEPS = 20
+"""Training steps that are measured where nothing is trained, those for warm-up among them."""
 
 GATE_TOKENS = 32
 """Tokens of the sequences on which a variant is asked whether it sees the future."""
@@ -122,14 +125,14 @@ class Trial:
         self.objective = objective_of(self.settings.model, corpus.vocab_size)
         model = build(self.settings.model, self.job.seed).to(self.device)
         self._tell(device.facts(self.device, self.settings.train.precision))
-        if "train" in self.job.phases:
+        if self.job.phases != ("profile",):
             seen = self._tokens(corpus, 2, min(GATE_TOKENS, self.settings.train.length))
             if wrong := leak(model, seen):
                 return Outcome("gate_failed", wrong)
+        work = {"train": self._train, "steps": self._steps, "profile": self._profile}
         for phase in self.job.phases:
             self.reporter.phase(phase)
-            early = self._train(model, corpus) if phase == "train" else self._profile(model, corpus)
-            if early is not None:
+            if (early := work[phase](model, corpus)) is not None:
                 return early
         problems = [*self._missing(), *self.problems]
         return Outcome("incomplete", "; ".join(problems)) if problems else Outcome("ok")
@@ -138,17 +141,37 @@ class Trial:
         recipe = self.settings.train
         batches = Batches.of(corpus, recipe, self.job.seed, self.objective)
         held_out = HeldOut.of(corpus, recipe, self.objective)
-        watch = Watch(recipe, self.device, self.begin, self.reporter.phase, self.reporter.points, self.meter)
+        watch = self._watch(recipe)
         trained = train(model, batches, held_out, recipe, self.job.seed, watch)
         self._tell({**training_columns(trained, batches, held_out, recipe), **watch.columns()})
         if trained.diverged_step is not None:
             last = trained.last_finite_loss
             return Outcome("diverged", f"not finite at step {trained.diverged_step}; the last finite loss was {last}")
+        self._after_steps(model, watch, batches, held_out)
+        return None
+
+    def _steps(self, model: Transformer, corpus: Corpus) -> Outcome | None:
+        """The first steps of the recipe, for their times and memory alone: the weights stay as they were drawn."""
+        recipe = self.settings.train
+        few = recipe.model_copy(update={"steps": min(recipe.n_steps, MOST_STEPS)})
+        batches = Batches.of(corpus, recipe, self.job.seed, self.objective)
+        watch = self._watch(few)
+        learner = exercise(model, batches, few, self.job.seed, watch)
+        dtype, _ = state_of(learner.optimizer)
+        del learner  # the memory's split has one of its own
+        self._tell({"optimizer_state_dtype": dtype, "deterministic": recipe.deterministic, **watch.columns()})
+        self._after_steps(model, watch, batches, HeldOut.of(corpus, recipe, self.objective))
+        return None
+
+    def _watch(self, recipe: TrainSettings) -> Watch:
+        return Watch(recipe, self.device, self.begin, self.reporter.phase, self.reporter.points, self.meter)
+
+    def _after_steps(self, model: Transformer, watch: Watch, batches: Batches, held_out: HeldOut) -> None:
+        """What steps that were watched cost in FLOPs and memory."""
         self._count(model, held_out)
         self._training_profile([*watch.rows(), *self._memory_facts()])
         self._tell(self._memory_split(model, batches.batch(1)))
         self.problems += memory.implausible(self.columns)
-        return None
 
     def _memory_split(self, model: Transformer, batch: Batch) -> dict[str, int]:
         """Of two more steps, at a learning rate of 0: the weights stay what they are."""
@@ -246,9 +269,9 @@ class Trial:
 
 def required(settings: VariantSettings, phases: tuple[str, ...], where: torch.device) -> list[str]:
     """The columns without which a trial is not `ok`."""
-    names: list[str] = []
-    if "train" in phases:
-        names += ["train_loss", "val_loss", "best_val_loss", "train_tokens_per_second", "step_seconds_p50"]
+    names = ["train_loss", "val_loss", "best_val_loss"] if "train" in phases else []
+    if "train" in phases or "steps" in phases:
+        names += ["train_tokens_per_second", "step_seconds_p50"]
         names += ["peak_allocated_bytes", "peak_reserved_bytes"] if where.type == "cuda" else []
         names += ["peak_rss_bytes"] if where.type == "cpu" and sys.platform == "linux" else []
         names += ["peak_live_bytes", "parameter_bytes", "gradient_bytes", "optimizer_state_bytes", "activation_bytes"]
