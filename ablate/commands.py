@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ablate import document
 from ablate.choice import Faults, SettingsError
 from ablate.mlflow_view import LOCAL_URL, comparison_links
-from ablate.results import Results, ResultsError, Store, load, places
+from ablate.results import Results, ResultsError, Store, is_only_profiled, load, places
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -260,7 +260,7 @@ def plan_facts(wanted: Wanted) -> dict[str, Any]:
 def status(wanted: Wanted) -> dict[str, Any]:
     """Trials by outcome, what runs now, what is left."""
     from ablate import plan
-    from ablate.runner import is_trained, running_now, tasks
+    from ablate.runner import running_now, tasks
 
     experiment = read(wanted)
     resources = _resources(wanted, plan.plan(experiment, timed=False))
@@ -273,7 +273,7 @@ def status(wanted: Wanted) -> dict[str, Any]:
         "planned": len(trials),
         "outcomes": dict(outcomes),
         "running": running_now(store),
-        "only_profiled": sum(row["status"] == "ok" and not is_trained(row) for row in rows),
+        "only_profiled": sum(map(is_only_profiled, rows)),
         "left": len(tasks(trials, store, retry_failed=False)),
         "failed": [
             {key: row[key] for key in ("variant", "seed", "status", "phase", "reason", "log")}

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ from ablate.gatekeeper import Checked
 from ablate.job import Job, Peaks
 from ablate.machine import Resources
 from ablate.plan import VariantPlan
-from ablate.results import Columns, Store
+from ablate.results import Columns, Store, is_trained
 from ablate.variant import Trial
 
 _log = logging.getLogger(__name__)
@@ -97,11 +97,6 @@ def _done(trial: Trial, stored: dict[str, Any]) -> tuple[str, ...]:
     """What the row holds of the trial; nothing where it is not `ok`."""
     holds = {"train": is_trained(stored), "profile": stored["profile_id"] == trial.profile_id}
     return tuple(phase for phase in PHASES if holds[phase] and stored["status"] == "ok")
-
-
-def is_trained(row: Mapping[str, Any]) -> bool:
-    """Whether the row is of a trial that was trained, and not only profiled."""
-    return row.get("steps") is not None
 
 
 def _phases(done: tuple[str, ...], only: str | None) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ablate.metrics import METRICS, metric_of
 from ablate.report.comparison import LOSS
-from ablate.report.evidence import NOT_FINISHED, Evidence, Row, Variant, shown_outcome
+from ablate.report.evidence import NOT_FINISHED, Evidence, Row, Variant, outcome_of, shown_outcome
 from ablate.report.text import DOES_NOT_APPLY, NOT_MEASURED, escape, number, plain, table, text_table
 from ablate.stats import finite
 
@@ -192,7 +192,7 @@ def _by_seed(line: Sequence[str]) -> tuple[int, str]:
 def _trial_lines(variant: Variant) -> Iterator[list[str]]:
     name = escape(variant.name)
     for row in variant.rows:
-        outcome = escape(shown_outcome(str(row.get("status"))))
+        outcome = escape(outcome_of(row))
         loss = number(row.get("val_loss"), LOSS)
         yield [
             name,
