@@ -10,14 +10,17 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
-from ablate.job import BuildJob, CalibrationJob, GateJob, Job, Verdict
+from ablate.job import BuildJob, CalibrationJob, CapacityJob, GateJob, Job, Verdict
 
+AnyJob = Job | GateJob | BuildJob | CalibrationJob | CapacityJob
+
+_POLL_SECONDS = 0.2
 _OWN_VARIABLES = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_TRACKING_TOKEN")
 
 
@@ -63,7 +66,7 @@ def _nothing() -> None:
     """The whole work of the first child."""
 
 
-def perform(job: Job | GateJob | BuildJob | CalibrationJob, connection: Connection) -> None:
+def perform(job: AnyJob, connection: Connection) -> None:
     """A child's whole life. The parent never imports what it does there, whose imports take seconds."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     _die_with_parent()
@@ -76,6 +79,10 @@ def perform(job: Job | GateJob | BuildJob | CalibrationJob, connection: Connecti
         from ablate.profiling import calibrate
 
         calibrate.main(job, connection)
+    elif isinstance(job, CapacityJob):
+        from ablate import attempt
+
+        attempt.main(job, connection)
     else:
         from ablate import gates
 
@@ -103,7 +110,7 @@ def _redirect_output(log: Path) -> None:
 class Child:
     """A running trial, or what comes before one, and everything it has said so far."""
 
-    def __init__(self, start: BaseContext, job: Job | GateJob | BuildJob | CalibrationJob) -> None:
+    def __init__(self, start: BaseContext, job: AnyJob) -> None:
         self.limit = job.limit
         self.phase = "start"
         self.columns: dict[str, Any] = {}
@@ -167,6 +174,23 @@ class Child:
         self.connection.close()
         self.process.close()
         return self.outcome or explain(code, self.phase, memory_was_short=oom_kills() > self._oom_kills)
+
+
+def attend(running: Child, stopped: Callable[[], bool], anew: str = "") -> tuple[str, str | None, str | None]:
+    """Listen to a child until it ends, is overdue or `stopped`: (status, phase, reason).
+
+    Its time counts anew from where it enters the phase `anew`.
+    """
+    while running.process.is_alive() and not (stopped() or running.overdue()):
+        wait(running.waitables(), _POLL_SECONDS)
+        for kind, content in running.listen():
+            if (kind, content) == ("phase", anew):
+                running.began = time.monotonic()
+    if running.process.is_alive():
+        running.stop(("timeout", running.phase, "stopped before it was done"))
+    for _ in running.listen():
+        pass
+    return running.end()
 
 
 def explain(code: int | None, phase: str, *, memory_was_short: bool) -> tuple[str, str, str]:

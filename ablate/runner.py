@@ -19,7 +19,8 @@ from typing import Any, Protocol
 import pandas as pd
 import psutil
 
-from ablate import calibration, child, gatekeeper, machine
+from ablate import calibration, capacity, child, gatekeeper, machine
+from ablate.capacity import Capacity
 from ablate.child import Child
 from ablate.experiment import Experiment
 from ablate.gatekeeper import Checked
@@ -47,6 +48,7 @@ class Watcher(Protocol):
     """Who is told what happens (see `ablate.progress`)."""
 
     def check(self, done: int, total: int) -> None: ...  # noqa: D102
+    def aside(self, what: str) -> None: ...  # noqa: D102
     def start(self, trial_id: str, label: str, steps: int) -> None: ...  # noqa: D102
     def phase(self, trial_id: str, phase: str) -> None: ...  # noqa: D102
     def learn(self, trial_id: str, curve: Any) -> None: ...  # noqa: D102
@@ -124,6 +126,7 @@ class Run:
         self.stored = stored
         self.software = machine.software()
         self.peaks: dict[int, Peaks] = {}
+        self.capacities: dict[str, Capacity] = {}
         self.running: dict[str, tuple[Task, Child, datetime]] = {}
         self.company: dict[str, float] = {}
         self.changed = time.monotonic()
@@ -136,6 +139,7 @@ class Run:
         with _signals() as received, self._announced():
             waiting = list(reversed(self._through_gates(queue, received)))
             self._calibrate(waiting, received)
+            self._seek_capacities(waiting, received)
             while (waiting or self.running) and not received:
                 while waiting and len(self.running) < self.resources.workers:
                     self._begin(waiting.pop())
@@ -187,6 +191,26 @@ class Run:
         if lacking:
             told = "; ".join(f"{column} ({why})" for column, why in sorted(lacking.items()))
             _log.warning("not measured here: %s", told)
+
+    def _seek_capacities(self, queue: list[Task], received: list[int]) -> None:
+        """Learn the largest steps that fit, of each variant once, while nothing else takes memory."""
+        first: dict[str, Task] = {}
+        for task in reversed(queue):
+            if "profile" in task.phases and task.trial.variant.settings.profile.max_batch:
+                first.setdefault(task.trial.variant.name, task)
+        memory_bytes = capacity.available(self.resources.device) if first else None
+        for name, task in first.items():
+            if received:
+                return
+            self.watcher.aside(f"seeking the largest steps that fit: {name}")
+            log, threads = str(self.store.log_path(task.trial.trial_id)), self._threads(task)
+            found = capacity.measure(
+                self.plans[name], self.resources.device, threads, memory_bytes, log, lambda: bool(received)
+            )
+            self.capacities[name] = found
+            for column, why in found.lacking.items():
+                _log.warning("not measured of %s: %s (%s)", name, column, why)
+        self.watcher.aside("")
 
     def _threads(self, task: Task) -> int:
         return task.trial.variant.settings.train.threads or self.resources.threads
@@ -266,9 +290,10 @@ class Run:
         wall, company = time.monotonic() - running.began, self.company.pop(trial_id, 0.0)
         times = {"wall_seconds": wall, "trials_at_once": max(1.0, company / wall) if wall else 1.0}
         ended = {"status": status, "phase": phase, "reason": reason}
-        row = self._row(task, started) | times | running.columns | ended
+        found = self.capacities.get(task.trial.variant.name, Capacity()) if "profile" in task.phases else Capacity()
+        row = self._row(task, started) | times | running.columns | found.columns | ended
         curves = _columns(self.store.curves(trial_id)) if task.kept and not running.curves else running.curves
-        self._store(row, curves, self._beside(task, running.profiles))
+        self._store(row, curves, self._beside(task, _joined(running.profiles, found.rows)))
         return status
 
     def _store(self, row: dict[str, Any], curves: Columns, profiles: Columns) -> None:
@@ -284,8 +309,7 @@ class Run:
         stored = self.store.profiles(task.trial.trial_id).drop(columns="trial_id")
         of_training = stored["phase"] == "train"
         kept = stored[of_training if "profile" in task.phases else ~of_training].astype(object)
-        old = _columns(kept.where(kept.notna(), None))
-        return {name: [*values, *new.get(name, [])] for name, values in old.items()}
+        return _joined(_columns(kept.where(kept.notna(), None)), new)
 
     def _row(self, task: Task, started: datetime) -> dict[str, Any]:
         """What is known of a trial without having run it."""
@@ -326,6 +350,17 @@ class Run:
 
 def _columns(frame: pd.DataFrame) -> Columns:
     return {str(name): list(values) for name, values in frame.items()}
+
+
+def _joined(first: Columns, second: Columns) -> Columns:
+    """The rows of both; what one has no column for is null there."""
+    sizes = [max(map(len, each.values()), default=0) for each in (first, second)]
+    return {
+        name: [
+            value for each, size in zip((first, second), sizes, strict=True) for value in each.get(name, [None] * size)
+        ]
+        for name in dict.fromkeys([*first, *second])
+    }
 
 
 def running_now(store: Store) -> list[str]:

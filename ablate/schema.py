@@ -97,6 +97,8 @@ TRIALS = _declare(
         *_fields(pa.string(), "throttle_reasons"),
         *_fields(pa.int64(), "peak_allocated_bytes peak_reserved_bytes peak_rss_bytes device_used_bytes"),
         *_fields(pa.int64(), "peak_live_bytes parameter_bytes gradient_bytes optimizer_state_bytes activation_bytes"),
+        *_fields(pa.int64(), "largest_batch largest_length"),
+        *_fields(pa.string(), "largest_batch_limit largest_length_limit"),
         *_fields(pa.string(), "device device_name gpu_uuid"),
         *_fields(pa.int64(), "threads"),
         *_fields(pa.string(), "precision param_dtype compute_dtype optimizer_state_dtype kernels module_metrics"),

@@ -455,6 +455,7 @@ class ProfileSettings(Settings):
     prefill: PrefillSettings | None = None
     decode: DecodeSettings | None = None
     rounds: Count = Field(3, description="times that each cell is measured, after one warm-up")
+    max_batch: bool = Field(False, description="whether the largest batch and sequence are sought that training fits")
 
     def faults(self, max_seq_len: int) -> list[SettingsError]:
         """Lengths beyond what the model can take."""

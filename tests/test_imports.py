@@ -29,6 +29,8 @@ STOREYS = [
         "trial",
         "child",
         "calibration",
+        "attempt",
+        "capacity",
         "doctor",
         "progress",
         "report",
@@ -186,7 +188,19 @@ LATE = {
 }
 LIGHT = (
     *("registry", "document", "presets", "results", "mlflow_view", "stats", "metrics", "report", "tracking", "machine"),
-    *("mlflow_run", "mlflow_ui", "progress", "runner", "calibration", "doctor", "commands", "cli", "__main__", "data"),
+    *(
+        "mlflow_run",
+        "mlflow_ui",
+        "progress",
+        "runner",
+        "calibration",
+        "capacity",
+        "doctor",
+        "commands",
+        "cli",
+        "__main__",
+        "data",
+    ),
 )
 
 
