@@ -40,9 +40,9 @@ Size = Callable[[int], tuple[int, int]]
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest value that fits, None if not even 1 does, and what keeps it from being larger."""
+    """The largest value that fits, 0 if not even 1 does, and what keeps it from being larger."""
 
-    value: int | None
+    value: int
     limit: Literal["memory", "time", "most"]
 
 
@@ -63,7 +63,7 @@ def largest(answer: Callable[[int], Answer], start: int, most: int) -> Largest:
             high, limit = value, said
         value = _next(low, high, step, most)
         step *= 2
-    return Largest(low or None, limit)
+    return Largest(low, limit)
 
 
 def _next(low: int, high: int, step: int, most: int) -> int:
@@ -73,7 +73,8 @@ def _next(low: int, high: int, step: int, most: int) -> int:
 
 
 def _is_found(low: int, high: int, limit: str) -> bool:
-    return high - low <= max(1, low // FINEST) or (low > 0 and limit == "time")
+    near_enough = 1 if limit == "most" else max(1, low // FINEST)
+    return high - low <= near_enough or (low > 0 and limit == "time")
 
 
 # --- The tries --------------------------------------------------------------------------------------------------------
@@ -132,7 +133,7 @@ class Try:
     answer: Answer
     seconds: float | None
     taken_bytes: int | None
-    limit_bytes: int
+    limit_bytes: int | None
 
 
 class Tries:
@@ -165,7 +166,7 @@ class Tries:
     def guess(self, size: Size, small: int, most: int) -> int:
         """Where to begin: on the line through a small step and one of a quarter of what the formula promises."""
         first = self.at(*size(small))
-        if first.taken_bytes is None:
+        if first.taken_bytes is None or first.limit_bytes is None:
             return max(1, small // 2)
         promised = (first.limit_bytes - self._reckoned(*size(0))) // self._reckoned_each(size)
         further = min(most, max(2 * small, promised // 4))
@@ -207,7 +208,8 @@ class Tries:
             raise NoAnswerError("the run was ended before")
         if status not in ("ok", "oom", "timeout"):
             raise NoAnswerError(f"a step of {sequences} x {length} tokens: {reason or status}")
-        if (limit := told.get("limit_bytes")) is None:
+        limit = told.get("limit_bytes")
+        if status == "ok" and limit is None:
             raise NoAnswerError("memory cannot be limited on this system")
         answers: dict[str, Answer] = {"ok": "fits", "oom": "memory", "timeout": "time"}
         return Try(answers[status], told.get("step_seconds"), told.get("step_memory_bytes"), limit)

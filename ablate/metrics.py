@@ -36,6 +36,10 @@ def _exact(column: str, label: str, unit: str) -> Metric:
     return Metric(column=column, label=label, unit=unit, direction="lower", noisy=False, scale=1, decimals=0)
 
 
+def _most(column: str, label: str, unit: str) -> Metric:
+    return Metric(column=column, label=label, unit=unit, direction="higher", noisy=False, scale=1, decimals=0)
+
+
 def _loss(column: str, label: str, unit: str) -> Metric:
     return Metric(column=column, label=label, unit=unit, direction="lower", noisy=True, scale=1, decimals=4)
 
@@ -66,6 +70,8 @@ _KNOWN = (
         scale=1,
         decimals=0,
     ),
+    _most("largest_batch", "largest batch", "sequences"),
+    _most("largest_length", "largest sequence", "tokens"),
     _loss("val_loss", "validation loss", "nats/token"),
     _loss("val_bits_per_byte", "validation", "bits/byte"),
     _loss("train_loss", "training loss", "nats/token"),

@@ -119,6 +119,8 @@ def golden_results() -> Results:
                 "ablate": "0.1.0",
             }
             row |= {"ablate": "0.1.0", "git_commit": "abc123", "git_dirty": True}
+            row |= {"largest_batch": 96, "largest_batch_limit": "memory", "largest_length": 2**20}
+            row |= {"largest_length_limit": "most" if row["variant"] == "gqa" else "memory"}
             row |= {"parameter_bytes": 4000, "activation_bytes": 2**20, "peak_live_bytes": 3 * 2**20}
     rows[-3] |= {"precision": "bf16"}
     sizes = {"baseline": 512, "gqa": 128, "tie": 128}
@@ -145,6 +147,7 @@ def golden_results() -> Results:
             ("decode", "tokens_per_second", 1234.5, 12.0),
             ("decode", "cache_bytes", 65536.0, None),
             ("prefill", "tokens_per_second", 99.0, 1.0),
+            ("capacity", "fits", 1.0, None),
         )
     ]
     return results(

@@ -13,6 +13,7 @@ from ablate.report.text import DOES_NOT_APPLY, NOT_MEASURED, escape, number, pla
 from ablate.stats import finite
 
 LONGEST_REASON = 300
+TRIES = "capacity"  # the phase of tries, whose result stands in a table of its own
 
 DEFINITIONS = """## What the numbers mean
 
@@ -33,6 +34,10 @@ DEFINITIONS = """## What the numbers mean
   peak RSS: the largest resident memory of the trial's own process.
 - peak of live tensors: the most bytes that tensors held at once in a training step after training, as operators end.
   Activations: what its forward pass left for the backward pass, logits and loss among it.
+- largest batch, largest sequence: the most sequences of the training length, and the most tokens of one sequence, with
+  which a whole training step in one piece, optimizer state included, fits into the memory that was free before the
+  trials, of which on a CPU a tenth is kept back. Exact below 16, else to an eighth: the figure did fit. ≥: not memory
+  ended the search, but a step's time (60 s) or our upper end (65,536 sequences, 1,048,576 tokens).
 - KV cache in memory: what stayed in memory after decoding in the first cell of the profile. On each of n devices: of a
   full-length sequence, where devices share the query heads and a key/value head is copied to all that read it.
 - model FLOPs utilisation (MFU): three times the FLOPs per token, by tokens/s, of the matmul peak that was measured on
@@ -48,7 +53,7 @@ DEFINITIONS = """## What the numbers mean
 def profiles(evidence: Evidence) -> str:
     """A table a phase: each variant in each cell of batch and context; empty where nothing was profiled."""
     phases = sorted(
-        {str(row["phase"]) for rows in evidence.profiles.values() for row in rows},
+        {str(row["phase"]) for rows in evidence.profiles.values() for row in rows} - {TRIES},
         key=lambda phase: (_rank(phase), phase),
     )
     tables = [(phase, _phase_table(evidence, phase)) for phase in phases]

@@ -57,6 +57,7 @@ MEMORY = [
         "kv_cache_bytes_held",
     )
 ]
+CAPACITY = [METRICS[name] for name in ("largest_batch", "largest_length")]
 EQUALS_WEIGHTS = METRICS["kv_cache_equals_weights_at_tokens"]
 
 TOLERANCE = 0.02
@@ -238,6 +239,26 @@ def memory_table(comparison: Comparison) -> str:
     columns: list[tuple[str, Cell]] = [("variant", _name_cell)]
     columns += [_exact_column(comparison.variants, comparison.baseline, metric) for metric in known]
     return _table(comparison.variants, columns) if known else ""
+
+
+def capacity_table(comparison: Comparison) -> str:
+    """The largest training steps that fit; empty where none were sought."""
+    sought = [metric for metric in CAPACITY if _is_known(comparison.variants, metric)]
+    columns: list[tuple[str, Cell]] = [("variant", _name_cell), *map(_capacity_column, sought)]
+    return _table(comparison.variants, columns) if sought else ""
+
+
+def _capacity_column(metric: Metric) -> tuple[str, Cell]:
+    """Of several searches the smallest result, with ≥ where something else than memory ended one."""
+
+    def cell(variant: Variant) -> str:
+        known = [row for row in variant.rows if row.get(metric.column) is not None]
+        if not known:
+            return NOT_MEASURED
+        stopped = any(row.get(f"{metric.column}_limit") != "memory" for row in known)
+        return ("≥ " if stopped else "") + number(min(row[metric.column] for row in known), metric)
+
+    return metric.heading, cell
 
 
 def cache_table(comparison: Comparison) -> str:
