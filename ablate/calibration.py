@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from multiprocessing.connection import wait
 from typing import Any
 
 from ablate import child
@@ -13,7 +12,6 @@ from ablate.job import CalibrationJob, Peaks
 from ablate.metrics import TIMED
 
 LIMIT_SECONDS = 120.0
-_POLL_SECONDS = 0.2
 
 
 def calibrate(
@@ -23,15 +21,7 @@ def calibrate(
     job = CalibrationJob(device, threads, anew, os.devnull, LIMIT_SECONDS)
     with child.environment(threads):
         running = Child(child.context(device), job)
-    while running.process.is_alive() and not (stopped() or running.overdue()):
-        wait(running.waitables(), _POLL_SECONDS)
-        for _ in running.listen():
-            pass
-    if running.process.is_alive():
-        running.stop(("timeout", None, "stopped before it was done"))
-    for _ in running.listen():
-        pass
-    status, _, reason = running.end()
+    status, _, reason = child.attend(running, stopped)
     return (running.columns, None) if status == "ok" else ({}, reason)
 
 

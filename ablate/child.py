@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -19,10 +19,11 @@ from typing import Any
 
 import psutil
 
-from ablate.job import BuildJob, CalibrationJob, GateJob, Job, TimingJob, Verdict
+from ablate.job import BuildJob, CalibrationJob, CapacityJob, GateJob, Job, TimingJob, Verdict
 
-AnyJob = Job | TimingJob | GateJob | BuildJob | CalibrationJob
+AnyJob = Job | TimingJob | GateJob | BuildJob | CalibrationJob | CapacityJob
 
+_POLL_SECONDS = 0.2
 _OWN_VARIABLES = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_TRACKING_TOKEN")
 
 
@@ -87,6 +88,10 @@ def perform(job: AnyJob, connection: Connection) -> None:
         from ablate.profiling import calibrate
 
         calibrate.main(job, connection)
+    elif isinstance(job, CapacityJob):
+        from ablate import attempt
+
+        attempt.main(job, connection)
     else:
         from ablate import gates
 
@@ -194,6 +199,23 @@ class Child:
         self.connection.close()
         self.process.close()
         return self.outcome or explain(code, self.phase, memory_was_short=oom_kills() > self._oom_kills)
+
+
+def attend(running: Child, stopped: Callable[[], bool], anew: str = "") -> tuple[str, str | None, str | None]:
+    """Listen to a child until it ends, is overdue or `stopped`: (status, phase, reason).
+
+    Its time counts anew from where it enters the phase `anew`.
+    """
+    while running.process.is_alive() and not (stopped() or running.overdue()):
+        wait(running.waitables(), _POLL_SECONDS)
+        for kind, content in running.listen():
+            if (kind, content) == ("phase", anew):
+                running.began = time.monotonic()
+    if running.process.is_alive():
+        running.stop(("timeout", running.phase, "stopped before it was done"))
+    for _ in running.listen():
+        pass
+    return running.end()
 
 
 def explain(code: int | None, phase: str, *, memory_was_short: bool) -> tuple[str, str, str]:

@@ -127,6 +127,9 @@ def main() -> None:
 @DEVICE
 @WORKERS
 @MAX_TRIALS
+@click.option(
+    "--only", type=click.Choice(["train", "profile"]), help="Train without a profile, or profile without training."
+)
 @click.option("--retry-failed", is_flag=True, help="Run trials again that ended otherwise than `ok`.")
 @click.option("--fail-fast", is_flag=True, help="Start no more trials after the first that is not `ok`.")
 @command
@@ -366,7 +369,8 @@ def status(as_json: bool, **options: Any) -> int:
         _print_json(facts)
         return 0
     outcomes = ", ".join(f"{number} {word}" for word, number in sorted(facts["outcomes"].items())) or "none stored"
-    click.echo(f"{facts['name']}: {facts['planned']} trials: {outcomes}; {facts['left']} left")
+    profiled = f" ({facts['only_profiled']} only profiled)" if facts["only_profiled"] else ""
+    click.echo(f"{facts['name']}: {facts['planned']} trials: {outcomes}{profiled}; {facts['left']} left")
     if facts["rounds_left"]:
         click.echo(f"rounds of timing: {facts['rounds_left']} left")
     for label in facts["running"]:

@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ablate import document
 from ablate.choice import Faults, SettingsError
 from ablate.mlflow_view import LOCAL_URL, comparison_links
-from ablate.results import Results, ResultsError, Store, load, places
+from ablate.results import Results, ResultsError, Store, is_only_profiled, load, places
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,12 +45,15 @@ class Wanted:
     max_trials: int = 1000
     retry_failed: bool = False
     fail_fast: bool = False
+    only: str | None = None
 
     def command(self) -> str:
         """The command that runs this again, as one would type it."""
         parts = ["python", "-m", "ablate", "run", self.file]
         for change in self.sets:
             parts += ["--set", change]
+        if self.only:
+            parts += ["--only", self.only]
         return shlex.join(parts)
 
 
@@ -104,7 +107,7 @@ def run(wanted: Wanted, console: Console) -> Ran:
     names = _names_of_trials(store)
     store.write_experiment(plan.document(experiment, plans, machine.facts(resources), wanted.command()))
     trials = experiment.trials(resources.device, resources.threads)
-    queue = tasks(trials, store, retry_failed=wanted.retry_failed)
+    queue = tasks(trials, store, retry_failed=wanted.retry_failed, only=wanted.only)
     progress = Progress(console, len(queue))
     running = Run(
         experiment,
@@ -242,21 +245,19 @@ def _check_free(found: document.Document, name: str) -> None:
 def plan_facts(wanted: Wanted) -> dict[str, Any]:
     """What `plan --json` gives."""
     from ablate import plan
+    from ablate.runner import tasks
 
     experiment = read(wanted)
     plans = plan.plan(experiment)
     resources = _resources(wanted, plans)
-    queue = {trial.trial_id for trial in experiment.trials(resources.device, resources.threads)}
-    done = set()
-    with suppress(ResultsError):
-        rows = load(wanted.results / experiment.name).trials
-        done = set(rows["trial_id"][rows["status"] == "ok"]) & queue
+    trials, store = experiment.trials(resources.device, resources.threads), Store(wanted.results / experiment.name)
+    unfinished = tasks(trials, store, retry_failed=True)
     return {
         "name": experiment.name,
         "question": experiment.question,
         "counts": experiment.counts,
         "seeds": experiment.seeds,
-        "stored": len(done),
+        "stored": len(trials) - len(unfinished),
         "device": resources.device,
         "workers": resources.workers,
         "threads": resources.threads,
@@ -272,25 +273,26 @@ def plan_facts(wanted: Wanted) -> dict[str, Any]:
 def status(wanted: Wanted) -> dict[str, Any]:
     """Trials by outcome, what runs now, what is left."""
     from ablate import plan
-    from ablate.runner import running_now
+    from ablate.runner import running_now, tasks
 
     experiment = read(wanted)
     resources = _resources(wanted, plan.plan(experiment, timed=False))
     trials = experiment.trials(resources.device, resources.threads)
     store = Store(wanted.results / experiment.name)
-    rows = [store.trial(trial.trial_id) for trial in trials]
-    outcomes = Counter(row["status"] for row in rows if row)
+    rows = [row for trial in trials if (row := store.trial(trial.trial_id))]
+    outcomes = Counter(row["status"] for row in rows)
     return {
         "name": experiment.name,
         "planned": len(trials),
         "outcomes": dict(outcomes),
         "running": running_now(store),
-        "left": sum(row is None or row["status"] == "interrupted" for row in rows),
+        "only_profiled": sum(map(is_only_profiled, rows)),
+        "left": len(tasks(trials, store, retry_failed=False)),
         "rounds_left": _rounds_left(experiment, store, resources),
         "failed": [
             {key: row[key] for key in ("variant", "seed", "status", "phase", "reason", "log")}
             for row in rows
-            if row and row["status"] != "ok"
+            if row["status"] != "ok"
         ],
     }
 

@@ -91,6 +91,23 @@ class CalibrationJob:
 
 
 @dataclass(frozen=True)
+class CapacityJob:
+    """A training step of `sequences` of `length` tokens, to see whether it fits, as plain data.
+
+    It may take `memory_bytes`, or all that is available; `limit` in seconds is for the step, and for what comes before.
+    """
+
+    settings: dict[str, Any]
+    device: str
+    threads: int
+    sequences: int
+    length: int
+    memory_bytes: int | None
+    log: str
+    limit: float
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What a gate says of a variant: a figure or a sentence, or why it has nothing to say."""
 

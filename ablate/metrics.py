@@ -49,6 +49,12 @@ def _exact(column: str, label: str, unit: str) -> Metric:
     )
 
 
+def _most(column: str, label: str, unit: str) -> Metric:
+    return Metric(
+        column=column, label=label, unit=unit, direction="higher", timing=None, noisy=False, scale=1, decimals=0
+    )
+
+
 def _loss(column: str, label: str, unit: str) -> Metric:
     return _noisy(column, label, unit, "lower", None, 1, 4)
 
@@ -117,6 +123,8 @@ _KNOWN = (
         scale=1,
         decimals=0,
     ),
+    _most("largest_batch", "largest batch", "sequences"),
+    _most("largest_length", "largest sequence", "tokens"),
     _loss("val_loss", "validation loss", "nats/token"),
     _loss("val_bits_per_byte", "validation", "bits/byte"),
     _loss("train_loss", "training loss", "nats/token"),

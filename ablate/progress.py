@@ -67,7 +67,7 @@ class Progress:
         self.console, self.total, self.done = console, total, 0
         self.running: dict[str, Running] = {}
         self.gates = (0, 0)
-        self.round = ""
+        self.alone = ""
         self.began = time.monotonic()
         self.live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
 
@@ -85,6 +85,13 @@ class Progress:
         self.gates = (done, total)
         if not self.live and total and not done:
             self._say(f"gates   {total} {'variant' if total == 1 else 'variants'}")
+        self._refresh()
+
+    def aside(self, what: str) -> None:
+        """Something is done while no trial runs; nothing where it has ended."""
+        self.alone = what
+        if not self.live and what:
+            self._say(what)
         self._refresh()
 
     def start(self, trial_id: str, label: str, steps: int) -> None:
@@ -116,12 +123,12 @@ class Progress:
 
     def time(self, number: int, total: int, label: str) -> None:
         """A variant is timed again, in the round of that number."""
-        self.round = f"round {number} of {total}: {label}"
+        self.alone = f"round {number} of {total}: {label}"
         self._refresh()
 
     def timed(self, number: int, total: int, note: str) -> None:
         """A round ended."""
-        self.round = ""
+        self.alone = ""
         self._say(f"round   {number} of {total}  {note}")
         self._refresh()
 
@@ -135,8 +142,8 @@ class Progress:
     def _lines(self) -> list[str]:
         if self.gates[0] < self.gates[1]:
             return ["gates: {} of {} variants".format(*self.gates)]
-        if self.round:
-            return [self.round]
+        if self.alone:
+            return [self.alone]
         elapsed = time.monotonic() - self.began
         left = f", about {elapsed / self.done * (self.total - self.done):.0f} s left" if self.done else ""
         head = f"{self.done} of {self.total} trials done, {self.total - self.done} to go{left}"

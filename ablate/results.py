@@ -47,6 +47,16 @@ _ENCODINGS = {
 }
 
 
+def is_trained(row: Mapping[str, Any]) -> bool:
+    """Whether training steps were made for the sake of the weights, and not only to measure them."""
+    return row.get("steps") is not None
+
+
+def is_only_profiled(row: Mapping[str, Any]) -> bool:
+    """Whether the row is of a trial that ended well without being trained, and so has no loss."""
+    return row.get("status") == "ok" and not is_trained(row)
+
+
 # --- Writing ----------------------------------------------------------------------------------------------------------
 
 

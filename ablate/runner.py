@@ -19,14 +19,15 @@ from typing import Any, Protocol
 import pandas as pd
 import psutil
 
-from ablate import calibration, child, gatekeeper, machine, rounds
+from ablate import calibration, capacity, child, gatekeeper, machine, rounds
+from ablate.capacity import Capacity
 from ablate.child import Child
 from ablate.experiment import Experiment
 from ablate.gatekeeper import Checked
 from ablate.job import Job, Peaks
 from ablate.machine import Resources
 from ablate.plan import VariantPlan
-from ablate.results import Columns, Store
+from ablate.results import Columns, Store, is_trained
 from ablate.schema import PROFILED
 from ablate.variant import Trial
 
@@ -48,32 +49,62 @@ class Watcher(rounds.Watcher, Protocol):
     """Who is told what happens (see `ablate.progress`)."""
 
     def check(self, done: int, total: int) -> None: ...  # noqa: D102
+    def aside(self, what: str) -> None: ...  # noqa: D102
     def start(self, trial_id: str, label: str, steps: int) -> None: ...  # noqa: D102
     def phase(self, trial_id: str, phase: str) -> None: ...  # noqa: D102
     def learn(self, trial_id: str, curve: Any) -> None: ...  # noqa: D102
     def finish(self, trial_id: str, status: str, note: str) -> None: ...  # noqa: D102
 
 
+PHASES = ("train", "profile")
+"""What a trial consists of. A profile without training has a phase `steps` in its place: a few steps, measured."""
+
+
 @dataclass(frozen=True)
 class Task:
-    """A trial that has to run, or one whose profile alone is new."""
+    """A trial that has to run, or the part of one that is missing beside what is stored."""
 
     trial: Trial
     stored: dict[str, Any] | None
     phases: tuple[str, ...]
 
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing has been trained, or measured in a step, that this could be beside."""
+        return self.phases != ("profile",)
 
-def tasks(trials: list[Trial], store: Store, *, retry_failed: bool) -> list[Task]:
-    """What is left to do: new and interrupted trials, new profiles of finished ones, failed ones if asked for."""
+    @property
+    def kept(self) -> dict[str, Any]:
+        """The stored row where it stays, but for what is done now; else nothing."""
+        stays = self.stored and self.stored["status"] == "ok" and len(self.phases) == 1
+        return self.stored if self.stored and stays else {}
+
+
+def tasks(trials: list[Trial], store: Store, *, retry_failed: bool, only: str | None = None) -> list[Task]:
+    """What is left to do: new and interrupted trials, what finished ones lack, failed ones if asked for.
+
+    With `only`, one of `PHASES`, nothing else is done.
+    """
     found = []
     for trial in trials:
         stored = store.trial(trial.trial_id)
         status = stored["status"] if stored else None
-        if status == "ok" and stored and stored["profile_id"] != trial.profile_id:
-            found.append(Task(trial, stored, ("profile",)))
-        elif status in (None, "interrupted") or (retry_failed and status != "ok"):
-            found.append(Task(trial, stored, ("train", "profile")))
+        if status in (None, "interrupted", "ok") or retry_failed:
+            done = _done(trial, stored) if stored else ()
+            if phases := _phases(done, only):
+                found.append(Task(trial, stored, phases))
     return found
+
+
+def _done(trial: Trial, stored: dict[str, Any]) -> tuple[str, ...]:
+    """What the row holds of the trial; nothing where it is not `ok`."""
+    holds = {"train": is_trained(stored), "profile": stored["profile_id"] == trial.profile_id}
+    return tuple(phase for phase in PHASES if holds[phase] and stored["status"] == "ok")
+
+
+def _phases(done: tuple[str, ...], only: str | None) -> tuple[str, ...]:
+    missing = tuple(phase for phase in PHASES if phase not in done and only in (None, phase))
+    return ("steps", "profile") if missing == ("profile",) and "train" not in done else missing
 
 
 class Run:
@@ -98,6 +129,7 @@ class Run:
         self.software = machine.software()
         self.peaks: dict[int, Peaks] = {}
         self.aa: dict[int, dict[str, float]] = {}
+        self.capacities: dict[str, Capacity] = {}
         self.running: dict[str, tuple[Task, Child, datetime]] = {}
         self.company: dict[str, float] = {}
         self.changed = time.monotonic()
@@ -113,6 +145,7 @@ class Run:
         with signals() as received, self._announced():
             waiting = list(reversed(self._through_gates(queue, received)))
             self._calibrate(waiting, received)
+            self._seek_capacities(waiting, received)
             while (waiting or self.running) and not received:
                 while waiting and len(self.running) < self.resources.workers:
                     self._begin(waiting.pop())
@@ -131,7 +164,7 @@ class Run:
         """
         new: dict[str, list[Task]] = defaultdict(list)
         for task in queue:
-            if "train" in task.phases:
+            if task.is_new:
                 new[task.trial.variant.name].append(task)
         logs = {name: self.store.log_path(tasks[0].trial.trial_id) for name, tasks in new.items()}
         variants = [tasks[0].trial.variant for tasks in new.values()]
@@ -150,7 +183,7 @@ class Run:
                     self._refuse(task, checked, fault)
         if refused and self.fail_fast:
             return []
-        return [task for task in queue if "train" not in task.phases or task.trial.variant.name not in refused]
+        return [task for task in queue if not (task.is_new and task.trial.variant.name in refused)]
 
     def _calibrate(self, queue: list[Task], received: list[int]) -> None:
         """Learn what the device can do with each number of threads, while no trial disturbs it. Without, it is null."""
@@ -168,6 +201,26 @@ class Run:
         if lacking:
             told = "; ".join(f"{column} ({why})" for column, why in sorted(lacking.items()))
             _log.warning("not measured here: %s", told)
+
+    def _seek_capacities(self, queue: list[Task], received: list[int]) -> None:
+        """Learn the largest steps that fit, of each variant once, while nothing else takes memory."""
+        first: dict[str, Task] = {}
+        for task in reversed(queue):
+            if "profile" in task.phases and task.trial.variant.settings.profile.max_batch:
+                first.setdefault(task.trial.variant.name, task)
+        memory_bytes = capacity.available(self.resources.device) if first else None
+        for name, task in first.items():
+            if received:
+                return
+            self.watcher.aside(f"seeking the largest steps that fit: {name}")
+            log, threads = str(self.store.log_path(task.trial.trial_id)), self._threads(task)
+            found = capacity.measure(
+                self.plans[name], self.resources.device, threads, memory_bytes, log, lambda: bool(received)
+            )
+            self.capacities[name] = found
+            for column, why in found.lacking.items():
+                _log.warning("not measured of %s: %s (%s)", name, column, why)
+        self.watcher.aside("")
 
     def _threads(self, task: Task) -> int:
         return task.trial.variant.settings.train.threads or self.resources.threads
@@ -278,12 +331,12 @@ class Run:
         wall, company = time.monotonic() - running.began, self.company.pop(trial_id, 0.0)
         times = {"wall_seconds": wall, "trials_at_once": max(1.0, company / wall) if wall else 1.0}
         ended = {"status": status, "phase": phase, "reason": reason}
+        found = self.capacities.get(task.trial.variant.name, Capacity()) if "profile" in task.phases else Capacity()
         known = self._row(task, started)
         ran = _together(known.get("kernels"), running.columns.get("kernels"))
-        row = known | times | running.columns | {"kernels": ran} | ended
-        curves: Columns = running.curves if "train" in task.phases else _columns(self.store.curves(trial_id))
-        profiles = running.profiles if "train" in task.phases else _beside_training(self.store, trial_id, running)
-        self._store(row, curves, profiles)
+        row = known | times | running.columns | found.columns | {"kernels": ran} | ended
+        curves = _columns(self.store.curves(trial_id)) if task.kept and not running.curves else running.curves
+        self._store(row, curves, self._beside(task, _joined(running.profiles, found.rows)))
         self.failed |= status != "ok"
         return status
 
@@ -293,12 +346,23 @@ class Run:
         self.stored(row["trial_id"])
         self.watcher.finish(row["trial_id"], row["status"], _note(row))
 
+    def _beside(self, task: Task, new: Columns) -> Columns:
+        """What was measured now, after what is stored and stays: of a new profile that is what training measured."""
+        if not task.kept:
+            return new
+        stored = self.store.profiles(task.trial.trial_id).drop(columns="trial_id")
+        of_training = stored["phase"] == "train"
+        kept = stored[of_training if "profile" in task.phases else ~of_training].astype(object)
+        return _joined(_columns(kept.where(kept.notna(), None)), new)
+
     def _row(self, task: Task, started: datetime) -> dict[str, Any]:
         """What is known of a trial without having run it."""
         trial, plan = task.trial, self.plans[task.trial.variant.name]
         settings = trial.variant.settings
-        stored = task.stored if task.stored and "train" not in task.phases else {}
-        before = {name: value for name, value in stored.items() if name not in PROFILED}
+        before = task.kept
+        if "profile" in task.phases:
+            before = {name: value for name, value in before.items() if name not in PROFILED}
+        profile_id = trial.profile_id if "profile" in task.phases else before.get("profile_id")
         return {
             **self.aa.get(self._threads(task), {}),
             **before,
@@ -306,7 +370,7 @@ class Run:
             "experiment": self.experiment.name,
             "variant": trial.variant.name,
             "trial_id": trial.trial_id,
-            "profile_id": trial.profile_id,
+            "profile_id": profile_id,
             "seed": trial.seed,
             "is_baseline": trial.variant.is_baseline,
             "config": json.dumps(settings.model_dump(mode="json"), allow_nan=False),
@@ -341,12 +405,15 @@ def _columns(frame: pd.DataFrame) -> Columns:
     return {str(name): list(values) for name, values in frame.items()}
 
 
-def _beside_training(store: Store, trial_id: str, running: Child) -> Columns:
-    """A new profile after what was measured in training, which stays."""
-    stored = store.profiles(trial_id).drop(columns="trial_id")
-    kept = stored[stored["phase"] == "train"].astype(object)
-    old = _columns(kept.where(kept.notna(), None))
-    return {name: [*values, *running.profiles.get(name, [])] for name, values in old.items()}
+def _joined(first: Columns, second: Columns) -> Columns:
+    """The rows of both; what one has no column for is null there."""
+    sizes = [max(map(len, each.values()), default=0) for each in (first, second)]
+    return {
+        name: [
+            value for each, size in zip((first, second), sizes, strict=True) for value in each.get(name, [None] * size)
+        ]
+        for name in dict.fromkeys([*first, *second])
+    }
 
 
 def running_now(store: Store) -> list[str]:

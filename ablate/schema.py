@@ -31,6 +31,7 @@ PROFILED = (
     *("prefill_tokens_per_second", "prefill_seconds_p50", "time_to_first_token_seconds_p50"),
     *("decode_tokens_per_second", "decode_seconds_per_token_p50", "decode_bandwidth_share"),
     *("decode_energy_joules_per_token", "kv_cache_bytes_measured", "kv_cache_bytes_allocated", "kv_cache_bytes_held"),
+    *("largest_batch", "largest_batch_limit", "largest_length", "largest_length_limit"),
 )
 """Columns of a profile: a new one leaves nothing of an older one."""
 
@@ -109,6 +110,8 @@ TRIALS = _declare(
         *_fields(pa.float64(), "aa_step_ratio_low aa_step_ratio_high"),
         *_fields(pa.int64(), "peak_allocated_bytes peak_reserved_bytes peak_rss_bytes device_used_bytes"),
         *_fields(pa.int64(), "peak_live_bytes parameter_bytes gradient_bytes optimizer_state_bytes activation_bytes"),
+        *_fields(pa.int64(), "largest_batch largest_length"),
+        *_fields(pa.string(), "largest_batch_limit largest_length_limit"),
         *_fields(pa.string(), "device device_name gpu_uuid"),
         *_fields(pa.int64(), "threads"),
         *_fields(pa.string(), "precision param_dtype compute_dtype optimizer_state_dtype kernels module_metrics"),

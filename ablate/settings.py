@@ -477,6 +477,7 @@ class ProfileSettings(Settings):
         description="rounds in which every variant is timed again in a fresh process, one after the other, the "
         "baseline first and last",
     )
+    max_batch: bool = Field(False, description="whether the largest batch and sequence are sought that training fits")
 
     def faults(self, max_seq_len: int) -> list[SettingsError]:
         """Lengths beyond what the model can take, and too few to see a growth."""

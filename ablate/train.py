@@ -99,6 +99,26 @@ def train(
     return run
 
 
+def exercise(
+    model: Transformer,
+    batches: Batches,
+    recipe: TrainSettings,
+    seed: int,
+    observer: Observer,
+    called: nn.Module | None = None,
+) -> Learner:
+    """The steps of `train` at a learning rate of 0, for what they cost: `model` stays what it is."""
+    learner = Learner.of(model, recipe, called)
+    torch.manual_seed(generator_seed(seed, "dropout"))
+    model.train()
+    for step in range(1, recipe.n_steps + 1):
+        with observer.step():
+            with observer.part("data"):
+                batch = batches.batch(step)
+            learner.update(batch, 0.0, observer.part)
+    return learner
+
+
 def unobserved(name: str) -> AbstractContextManager[None]:
     """Around a part that nobody watches."""
     return nullcontext()

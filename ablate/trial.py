@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch._dynamo
+from torch import nn
 
 from ablate import cost, registry
 from ablate.batches import Batches, HeldOut
@@ -32,7 +33,7 @@ from ablate.profiling.energy import EnergyMeter
 from ablate.profiling.phase import ProfilePhase, held_out_tokens, required_columns
 from ablate.profiling.watch import Watch
 from ablate.settings import TrainSettings, VariantSettings, typed
-from ablate.train import Learner, Trained, bits_per_byte, pieces, state_of, train
+from ablate.train import Learner, Trained, bits_per_byte, exercise, pieces, state_of, train
 
 # The server that trials are forked from imports this module once, so that no trial waits for an import: every choice,
 # and torch._dynamo, which torch's optimizers load at their first use.
@@ -42,6 +43,9 @@ for _slot in (*registry.SLOTS, *registry.SOURCES):
 
 SEND_EVERY = 0.2
 """Seconds between two messages with points of the curves."""
+
+MOST_STEPS = 20
+"""Training steps that are measured where nothing is trained, those for warm-up among them."""
 
 GATE_TOKENS = 32
 """Tokens of the sequences on which a variant is asked whether it sees the future."""
@@ -119,13 +123,17 @@ class Trial:
         self.objective = objective_of(self.settings.model, corpus.vocab_size)
         model = build(self.settings.model, self.job.seed).to(self.device)
         self._tell(device.facts(self.device, self.settings.train.precision))
-        if "train" in self.job.phases:
+        if self.job.phases != ("profile",):
             seen = held_out_tokens(corpus, 2, min(GATE_TOKENS, self.settings.train.length), self.device)
             if wrong := leak(model, seen):
                 return Outcome("gate_failed", wrong)
+        work = {"train": self._train, "steps": self._steps, "profile": self._profile}
         for phase in self.job.phases:
             self.reporter.phase(phase)
-            early = self._train(model, corpus) if phase == "train" else self._profile(model, corpus)
+            try:
+                early = work[phase](model, corpus)
+            except Exception as error:
+                early = self._not_compiled(error)
             if early is not None:
                 return early
         problems = [*self._missing(), *self.problems]
@@ -135,27 +143,56 @@ class Trial:
         recipe = self.settings.train
         batches = Batches.of(corpus, recipe, self.job.seed, self.objective)
         held_out = HeldOut.of(corpus, recipe, self.objective)
-        watch = Watch(recipe, self.device, self.begin, self.reporter.phase, self.reporter.points, self.meter)
-        inputs, _ = next(pieces(batches.batch(1), recipe.accumulate, self.device))
-        called = compilation.compiled(model, inputs, recipe.precision) if recipe.compile else None
-        try:
-            trained = train(model, batches, held_out, recipe, self.job.seed, watch, called)
-        except Exception as error:
-            if (fault := compilation.failure(error)) is None or classify(error).status == "oom":
-                raise
-            traceback.print_exc()
-            self._tell({"compiled": False, "compile_fault": fault})
-            return Outcome("crashed", fault)
+        watch, called = self._watch(recipe), self._compiled(model, batches)
+        trained = train(model, batches, held_out, recipe, self.job.seed, watch, called)
         self._tell({**training_columns(trained, batches, held_out, recipe), **watch.columns()})
         if trained.diverged_step is not None:
             last = trained.last_finite_loss
             return Outcome("diverged", f"not finite at step {trained.diverged_step}; the last finite loss was {last}")
+        self._after_steps(model, watch, batches, held_out, called)
+        return None
+
+    def _steps(self, model: Transformer, corpus: Corpus) -> Outcome | None:
+        """The first steps of the recipe, for their times and memory alone: the weights stay as they were drawn."""
+        recipe = self.settings.train
+        few = recipe.model_copy(update={"steps": min(recipe.n_steps, MOST_STEPS)})
+        batches = Batches.of(corpus, recipe, self.job.seed, self.objective)
+        watch, called = self._watch(few), self._compiled(model, batches)
+        learner = exercise(model, batches, few, self.job.seed, watch, called)
+        dtype, _ = state_of(learner.optimizer)
+        del learner  # the memory's split has one of its own
+        self._tell({"optimizer_state_dtype": dtype, "deterministic": recipe.deterministic, **watch.columns()})
+        self._after_steps(model, watch, batches, HeldOut.of(corpus, recipe, self.objective), called)
+        return None
+
+    def _watch(self, recipe: TrainSettings) -> Watch:
+        return Watch(recipe, self.device, self.begin, self.reporter.phase, self.reporter.points, self.meter)
+
+    def _compiled(self, model: Transformer, batches: Batches) -> nn.Module | None:
+        """What steps call for the model, where the file asks for it."""
+        recipe = self.settings.train
+        inputs, _ = next(pieces(batches.batch(1), recipe.accumulate, self.device))
+        return compilation.compiled(model, inputs, recipe.precision) if recipe.compile else None
+
+    def _not_compiled(self, error: Exception) -> Outcome:
+        """The outcome where compiling failed; anything else is raised again."""
+        if (fault := compilation.failure(error)) is None or classify(error).status == "oom":
+            raise error
+        traceback.print_exception(error)
+        self._tell({"compiled": False, "compile_fault": fault})
+        return Outcome("crashed", fault)
+
+    def _after_steps(
+        self, model: Transformer, watch: Watch, batches: Batches, held_out: HeldOut, called: nn.Module | None
+    ) -> None:
+        """What ran in steps that were watched, and what they cost in FLOPs and memory."""
+        recipe = self.settings.train
+        inputs, _ = next(pieces(batches.batch(1), recipe.accumulate, self.device))
         self._ran(train=kernels.training_kernels(model, inputs, recipe.precision, called))
         self._count(model, held_out)
         self._training_profile([*watch.rows(), *self._memory_facts()])
         self._tell(self._memory_split(model, batches.batch(1)))
         self.problems += memory.implausible(self.columns)
-        return None
 
     def _memory_split(self, model: Transformer, batch: Batch) -> dict[str, int]:
         """Of two more steps, at a learning rate of 0: the weights stay what they are."""
@@ -231,9 +268,9 @@ class Trial:
 
 def required(settings: VariantSettings, phases: tuple[str, ...], where: torch.device) -> list[str]:
     """The columns without which a trial is not `ok`."""
-    names: list[str] = []
-    if "train" in phases:
-        names += ["train_loss", "val_loss", "best_val_loss", "train_tokens_per_second", "step_seconds_p50"]
+    names = ["train_loss", "val_loss", "best_val_loss"] if "train" in phases else []
+    if "train" in phases or "steps" in phases:
+        names += ["train_tokens_per_second", "step_seconds_p50"]
         names += ["peak_allocated_bytes", "peak_reserved_bytes"] if where.type == "cuda" else []
         names += ["peak_rss_bytes"] if where.type == "cpu" and sys.platform == "linux" else []
         names += ["peak_live_bytes", "parameter_bytes", "gradient_bytes", "optimizer_state_bytes", "activation_bytes"]

@@ -11,11 +11,14 @@ from click.testing import CliRunner, Result
 from ruamel import yaml
 
 import ablate
+from ablate import commands
 from ablate.building import model_settings
 from ablate.cli import main
+from ablate.experiment import Experiment
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "experiments").glob("*.yaml"))
+PROFILES = [file for file in FILES if file.stem.startswith("profile-")]
 SHRUNK = {
     "baseline.d_model": "32",
     "baseline.n_layers": "1",
@@ -30,6 +33,8 @@ SHRUNK = {
     "seeds": "1",
     "profile": "{prefill: {tokens: [8]}, decode: {context: [8], new_tokens: 4}, rounds: 1}",
 }
+# Of a published shape the inner widths stay, which are what its variants share.
+NARROW = {**SHRUNK, "baseline.d_model": "64", "baseline.n_heads": "8", "baseline.n_layers": "2"}
 SETS = [part for key, value in SHRUNK.items() for part in ("--set", f"{key}={value}")]
 
 
@@ -43,7 +48,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", [each for each in FILES if each not in PROFILES], ids=lambda file: file.stem)
 def test_every_experiment_runs(file: Path, tmp_path: Path) -> None:
     places = ("--results", str(tmp_path / "results"), "--reports", str(tmp_path / "reports"))
     done = ablate_command("run", f"experiments/{file.name}", *SETS, *places, "--device", "cpu")
@@ -53,6 +58,32 @@ def test_every_experiment_runs(file: Path, tmp_path: Path) -> None:
     measured = results.trials["kv_cache_bytes_measured"]
     assert (measured == results.trials["kv_cache_bytes_per_token"] * (8 + 4)).all()
     assert (tmp_path / "reports" / file.stem / "report.md").is_file()
+
+
+@pytest.mark.parametrize("file", PROFILES, ids=lambda file: file.stem)
+def test_every_published_shape_is_profiled(file: Path, tmp_path: Path) -> None:
+    places = ("--results", str(tmp_path / "results"), "--reports", str(tmp_path / "reports"))
+    sets = [part for key, value in NARROW.items() for part in ("--set", f"{key}={value}")]
+    done = ablate_command("run", f"experiments/{file.name}", *sets, *places, "--device", "cpu", "--only", "profile")
+    assert done.exit_code == 0, done.output
+    trials = ablate.load(tmp_path / "results" / file.stem).trials
+    assert set(trials["status"]) == {"ok"}
+    assert trials["val_loss"].isna().all()
+    assert trials[["kv_cache_bytes_measured", "step_seconds_p50", "peak_live_bytes"]].notna().all(axis=None)
+
+
+@pytest.mark.parametrize("file", PROFILES, ids=lambda file: file.stem)
+def test_every_published_shape_fits_and_is_as_published_but_for_its_depth(file: Path) -> None:
+    """All of its tensors in 20 GB, as reckoned, and the widths of the preset."""
+    facts = commands.plan_facts(commands.Wanted(f"experiments/{file.name}", device="cpu"))
+    assert facts["question"]
+    assert max(each["predicted_memory_bytes"] for each in facts["variants"]) < 20e9
+    own = Experiment.from_file(file).baseline.settings.model
+    preset = yaml.YAML(typ="safe").load(file)["baseline"]["preset"]
+    published = model_settings({"preset": preset})
+    same = ("d_model", "n_heads", "max_seq_len", "vocab_size", "attention", "position")
+    assert {name: getattr(own, name) for name in same} == {name: getattr(published, name) for name in same}
+    assert own.n_layers <= 2
 
 
 def readme_commands() -> list[str]:

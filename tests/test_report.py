@@ -47,6 +47,7 @@ def trial(variant: str, seed: int, loss: float | None = None, **columns: Any) ->
         "attempts": 1,
         "wall_seconds": 10.0,
         "val_loss": loss,
+        "steps": 100,
         "params_total": 1000,
         "params_active": 1000,
         "flops_per_token": 2000.0,
@@ -148,6 +149,8 @@ def golden_results() -> Results:
             row |= {"ablate": "0.1.0", "git_commit": "abc123", "git_dirty": True}
             row |= {"decode_tokens_per_second": 100.0 + row["seed"] + (90 if row["variant"] == "gqa" else 0)}
             row |= {"compiled": False, "kernels": json.dumps({"train": ["mm"], "optimizer": ["_fused_adamw_"]})}
+            row |= {"largest_batch": 96, "largest_batch_limit": "memory", "largest_length": 2**20}
+            row |= {"largest_length_limit": "most" if row["variant"] == "gqa" else "memory"}
             row |= {"parameter_bytes": 4000, "activation_bytes": 2**20, "peak_live_bytes": 3 * 2**20}
     rows[-3] |= {"precision": "bf16"}
     sizes = {"baseline": 512, "gqa": 128, "tie": 128}
@@ -174,6 +177,7 @@ def golden_results() -> Results:
             ("decode", "tokens_per_second", 1234.5, 12.0),
             ("decode", "cache_bytes", 65536.0, None),
             ("prefill", "tokens_per_second", 99.0, 1.0),
+            ("capacity", "fits", 1.0, None),
         )
     ]
     profiles += lengths("gqa-0", {128: 1.0, 256: 2.1, 512: 8.0}) + lengths("tie-0", {128: 1.0, 256: 4.0, 512: 16.0})
@@ -203,6 +207,10 @@ def golden_results() -> Results:
         command="python -m ablate run experiments/demo.yaml",
         invalid=[{"variant": "n_heads=3", "reason": "d_model 256 is not a multiple of n_heads 3"}],
     )
+
+
+def profiled(variant: str, seed: int, **columns: Any) -> Row:
+    return trial(variant, seed, steps=None, train_tokens_per_second=1000.0 + seed, **columns)
 
 
 def text_of(given_results: Results, folder: Path, **links: str) -> str:
@@ -264,6 +272,26 @@ def unpadded(markdown: str) -> str:
 def test_golden_report(tmp_path: Path) -> None:
     text = text_of(golden_results(), tmp_path, comparison="http://127.0.0.1:5000/#/a b")
     assert unpadded(text) == unpadded(GOLDEN.read_text(encoding="utf-8")), f"python {__file__} writes it anew"
+
+
+def test_what_was_only_profiled_has_costs_and_no_loss(plain_text: Any) -> None:
+    rows = [profiled(name, seed) for name in ("baseline", "gqa") for seed in range(2)]
+    report = plain_text(results(rows))
+    assert "All variants were only profiled: there is no loss" in report
+    assert "- **gqa**: only profiled; KV cache ×1.00, parameters ×1.00, training tokens/s ×1.00" in report
+    assert "4 planned: 4 only profiled" in report
+    assert "validation loss" not in section(report, "Comparison: attention")
+    assert "learning rate and warm-up" not in report
+    assert cell(report, "gqa", "training") == "1,000 ± 1", "no number of seeds beside each"
+
+
+def test_a_variant_that_was_only_profiled_stands_beside_trained_ones(plain_text: Any) -> None:
+    report = plain_text(results([trial("baseline", 0, 2.5), profiled("gqa", 0), trial("mqa", 0, 2.4)]))
+    assert "gqa: only profiled: there is no loss" in report
+    assert cell(report, "gqa", "validation loss") == "n/a"
+    assert cell(report, "gqa", "n") == "0 of 1 ‡ (1 only profiled)"
+    assert cell(report, "gqa", "difference") == "n/a"
+    assert table_rows(report, "outcome")["gqa"]["outcome"] == "only profiled"
 
 
 def test_same_results_give_the_same_bytes_and_replace_what_was_there(tmp_path: Path) -> None:

@@ -48,6 +48,11 @@ def run(folder: Path, *arguments: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
+def said(verb: str, folder: Path) -> str:
+    places = ("--results", str(folder / "results"), "--device", "cpu")
+    return CliRunner().invoke(main, [verb, str(folder / "tiny.yaml"), *places]).output
+
+
 def write(folder: Path, *variants: str) -> None:
     lines = "\n".join(f"  {each}" for each in variants) or "  {}"
     (folder / "tiny.yaml").write_text(TINY % lines, encoding="utf-8")
@@ -162,6 +167,62 @@ def test_a_new_profile_profiles_and_trains_nothing(tmp_path: Path) -> None:
     assert new.loc["train"].equals(old.loc["train"]), "what was measured in training stays"
     assert new.loc["train", "sample"].notna().any()
     assert after.curves.equals(before.curves)
+
+
+LOSSES = ["steps", "tokens", "train_loss", "val_loss", "best_val_loss", "batch_order_hash"]
+
+
+def test_a_profile_alone_measures_steps_and_trains_nothing(tmp_path: Path) -> None:
+    write(tmp_path, "gqa: {attention: {name: gqa, n_kv_heads: 1}}")
+    assert run(tmp_path, "--only", "profile")[0] == 0
+    profiled = ablate.load(tmp_path / "results/tiny")
+    assert list(profiled.trials["status"]) == ["ok"] * 2
+    assert profiled.trials[LOSSES].isna().all(axis=None)
+    measured = ["train_tokens_per_second", "peak_live_bytes", "optimizer_state_bytes", "kv_cache_bytes_measured"]
+    assert profiled.trials[[*measured, "profile_id"]].notna().all(axis=None)
+    assert set(profiled.profiles["phase"]) == {"train", "decode"}
+    assert profiled.curves.empty
+    assert "2 trials: 2 ok (2 only profiled); 2 left" in said("status", tmp_path)
+    assert "2 trials, 0 of them stored" in said("plan", tmp_path)
+    assert "nothing to train" in run(tmp_path, "--only", "profile")[1]
+
+    assert run(tmp_path)[0] == 0
+    whole = ablate.load(tmp_path / "results/tiny")
+    assert list(whole.trials["steps"]) == [6, 6]
+    decoded = [each.profiles[each.profiles["phase"] == "decode"].reset_index(drop=True) for each in (profiled, whole)]
+    assert decoded[0].equals(decoded[1]), "what was profiled stays, and is not measured again"
+    assert set(whole.profiles["phase"]) == {"train", "decode"}
+    assert "2 trials: 2 ok; 0 left" in said("status", tmp_path)
+    assert "nothing to train" in run(tmp_path)[1]
+
+
+def test_training_alone_has_no_profile_and_a_whole_run_adds_it(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert run(tmp_path, "--only", "train")[0] == 0
+    (trained,) = ablate.load(tmp_path / "results/tiny").trials.to_dict("records")
+    assert trained["status"] == "ok"
+    assert trained["steps"] == 6
+    assert pd.isna(trained["profile_id"])
+    assert pd.isna(trained["kv_cache_bytes_measured"])
+    assert "nothing to train" in run(tmp_path, "--only", "train")[1]
+    assert "1 ok; 1 left" in said("status", tmp_path)
+
+    assert run(tmp_path, "--only", "profile")[0] == 0
+    (whole,) = ablate.load(tmp_path / "results/tiny").trials.to_dict("records")
+    same = [*LOSSES, "train_tokens_per_second", "started_at"]
+    assert [whole[name] for name in same] == [trained[name] for name in same], "trained or measured anew"
+    assert whole["kv_cache_bytes_measured"] > 0
+    assert "nothing to train" in run(tmp_path)[1]
+
+
+def test_a_profile_alone_that_failed_is_repeated_only_when_asked(tmp_path: Path) -> None:
+    write(tmp_path, "huge: {d_model: 200000}")
+    assert run(tmp_path, "--only", "profile")[0] == 1
+    assert rows(tmp_path)["status"].to_dict() == {"baseline": "ok", "huge": "oom"}
+    assert "1 to run" in run(tmp_path, "--only", "train")[1]
+    assert rows(tmp_path).loc["baseline", "steps"] == 6
+    assert "1 to run" in run(tmp_path, "--only", "profile", "--retry-failed")[1]
+    assert rows(tmp_path)["attempts"].to_dict() == {"baseline": 2, "huge": 2}
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

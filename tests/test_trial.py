@@ -111,6 +111,32 @@ def test_a_trial_that_does_all_is_ok(done: Parent) -> None:
     assert phases.count("evaluate") == 2
 
 
+def test_steps_alone_cost_what_those_of_a_training_do_and_leave_the_weights(
+    done: Parent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights: list[list[float]] = []
+    exercise = trial.exercise
+
+    def watched(model: torch.nn.Module, *given: Any) -> Any:
+        weights.append([float(p.detach().sum()) for p in model.parameters()])
+        learner = exercise(model, *given)  # type: ignore[arg-type]
+        weights.append([float(p.detach().sum()) for p in model.parameters()])
+        return learner
+
+    monkeypatch.setattr(trial, "exercise", watched)
+    monkeypatch.setattr(trial, "MOST_STEPS", 6)
+    alone = performed(job(("steps", "profile")))
+    assert alone.outcome == ("ok", "profile", "")
+    assert weights[0] == weights[1]
+    exact = ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes", "activation_bytes", "peak_live_bytes")
+    exact += ("flops_per_token_counted", "train_flops_per_token_counted", "optimizer_state_dtype")
+    assert {name: alone.columns[name] for name in exact} == {name: done.columns[name] for name in exact}
+    losses = {"steps", "tokens", "train_loss", "val_loss", "best_val_loss", "diverged_step"}
+    assert set(done.columns) - set(alone.columns) >= losses
+    measured = [row["metric"] for row in alone.table("profiles") if row["sample"] is not None]
+    assert [measured.count(f"{part}_seconds") for part in ("step", "forward", "backward", "optimizer")] == [3] * 4
+
+
 def test_columns_are_those_of_the_record(done: Parent) -> None:
     assert set(done.columns) <= set(results.TRIALS.names)
     expected = {

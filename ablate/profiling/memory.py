@@ -82,20 +82,40 @@ def implausible(columns: Mapping[str, Any]) -> Iterator[str]:
 # --- A limit ----------------------------------------------------------------------------------------------------------
 
 
-def limit_to_available(at_most: int | None = None) -> None:
+def limit(device: torch.device, at_most: int | None) -> int | None:
+    """Let running out of the device's memory raise in this process, at `at_most` so many bytes more than it has.
+
+    Returns what it may take; None where nothing can be limited.
+    """
+    if device.type != "cuda":
+        return limit_to_available(at_most)
+    free, total = torch.cuda.mem_get_info(device)
+    left = free if at_most is None else min(free, at_most)
+    torch.cuda.set_per_process_memory_fraction(left / total, device)
+    return left
+
+
+def taken_bytes(device: torch.device) -> int:
+    """The most that this process has had of the device's memory so far; 0 where nothing tells."""
+    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else peak_rss_bytes() or 0
+
+
+def limit_to_available(at_most: int | None = None) -> int | None:
     """Let running out of memory raise in this process, instead of taking the machine down. Only Linux can.
 
-    It may take `at_most` so many bytes more than it has, also where the machine has more left.
+    It may take `at_most` so many bytes more than it has, also where the machine has more left. Returns how many.
     """
     used = status_bytes("VmData")
     if used is None:
-        return
+        return None
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limits = [each for each in (soft, hard) if each != resource.RLIM_INFINITY]
     left = available_bytes() if at_most is None else min(available_bytes(), at_most)
-    resource.setrlimit(resource.RLIMIT_DATA, (min([used + left, *limits]), hard))
+    allowed = min([used + left, *limits])
+    resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
+    return allowed - used
 
 
 def available_bytes() -> int:

@@ -12,6 +12,7 @@ from ablate.report import summary as first_page
 from ablate.report.comparison import (
     Comparison,
     cache_table,
+    capacity_table,
     comparisons,
     cost_table,
     footnotes,
@@ -73,7 +74,12 @@ def _comparison_sections(evidence: Evidence, files: dict[str, bytes]) -> Iterato
 
 def _tables(comparison: Comparison) -> list[str]:
     cost = cost_table(comparison)
-    measured = [cost or "Speed and memory: no data.", memory_table(comparison), cache_table(comparison)]
+    measured = [
+        cost or "Speed and memory: no data.",
+        memory_table(comparison),
+        capacity_table(comparison),
+        cache_table(comparison),
+    ]
     parts = [quality_table(comparison), *measured, "\n\n".join(footnotes(comparison))]
     return [part for part in parts if part]
 

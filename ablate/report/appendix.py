@@ -8,7 +8,7 @@ from typing import Any
 
 from ablate.metrics import METRICS, metric_of
 from ablate.report.comparison import LOSS
-from ablate.report.evidence import NOT_FINISHED, Evidence, Row, Variant, shown_outcome
+from ablate.report.evidence import NOT_FINISHED, Evidence, Row, Variant, outcome_of, shown_outcome
 from ablate.report.text import DOES_NOT_APPLY, NOT_MEASURED, escape, number, plain, table, text_table
 from ablate.stats import finite
 
@@ -42,6 +42,10 @@ DEFINITIONS = """## What the numbers mean
   peak RSS: the largest resident memory of the trial's own process.
 - peak of live tensors: the most bytes that tensors held at once in a training step after training, as operators end.
   Activations: what its forward pass left for the backward pass, logits and loss among it.
+- largest batch, largest sequence: the most sequences of the training length, and the most tokens of one sequence, with
+  which a whole training step in one piece, optimizer state included, fits into the memory that was free before the
+  trials, of which on a CPU a tenth is kept back. Exact below 16, else to an eighth: the figure did fit. ≥: not memory
+  ended the search, but a step's time (60 s) or our upper end (65,536 sequences, 1,048,576 tokens).
 - KV cache in memory: what stayed in memory after decoding in the first cell of the profile. On each of n devices: of a
   full-length sequence, where devices share the query heads and a key/value head is copied to all that read it.
 - model FLOPs utilisation (MFU): three times the FLOPs per token, by tokens/s, of the matmul peak that was measured on
@@ -61,7 +65,7 @@ DEFINITIONS = """## What the numbers mean
 
 # --- Profiles ---------------------------------------------------------------------------------------------------------
 
-OWN_SECTION = {"lengths"}
+OWN_SECTION = {"lengths", "capacity"}
 """Phases that are shown elsewhere."""
 
 CELL = ("batch", "context", "new_tokens", "path")
@@ -222,7 +226,7 @@ def _by_seed(line: Sequence[str]) -> tuple[int, str]:
 def _trial_lines(variant: Variant) -> Iterator[list[str]]:
     name = escape(variant.name)
     for row in variant.rows:
-        outcome = escape(shown_outcome(str(row.get("status"))))
+        outcome = escape(outcome_of(row))
         loss = number(row.get("val_loss"), LOSS)
         yield [
             name,

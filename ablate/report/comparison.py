@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ablate.metrics import METRICS, Metric
-from ablate.report.evidence import NOT_FINISHED, Evidence, Variant
+from ablate.report.evidence import NOT_FINISHED, Evidence, Variant, without_training
 from ablate.report.text import (
     DOES_NOT_APPLY,
     NOT_MEASURED,
@@ -59,6 +59,7 @@ MEMORY = [
         "kv_cache_bytes_held",
     )
 ]
+CAPACITY = [METRICS[name] for name in ("largest_batch", "largest_length")]
 EQUALS_WEIGHTS = METRICS["kv_cache_equals_weights_at_tokens"]
 
 TOLERANCE = 0.02
@@ -159,8 +160,7 @@ def measured_cell(variant: Variant, metric: Metric, winners: set[str]) -> str:
         return outcome_text(variant)
     summary = variant.summary(metric.column)
     text = _bold(mean_and_sd(summary, metric), variant.name in winners)
-    expected = variant.summary(LOSS.column).n
-    return f"{text} (n={summary.n})" if summary.n not in (0, expected) else text
+    return f"{text} (n={summary.n})" if summary.n not in (0, variant.seeds) else text
 
 
 def exact_cell(variant: Variant, baseline: Variant | None, metric: Metric, winners: set[str]) -> str:
@@ -208,14 +208,15 @@ def difference_pairs(difference: Difference, variant: Variant) -> str:
 
 
 def quality_table(comparison: Comparison) -> str:
-    """Loss, its seeds and its difference to the baseline, beside what it was bought with."""
+    """Loss, its seeds and its difference to the baseline, beside its price; that alone without training."""
     variants, baseline = comparison.variants, comparison.baseline
-    columns: list[tuple[str, Cell]] = [
-        ("variant", _name_cell),
-        _measured_column(variants, LOSS),
-        ("n", seeds_cell),
-        ("difference to baseline, 95 % interval", lambda each: difference_cell(each, baseline)),
-    ]
+    columns: list[tuple[str, Cell]] = [("variant", _name_cell)]
+    if not without_training(variants):
+        columns += [
+            _measured_column(variants, LOSS),
+            ("n", seeds_cell),
+            ("difference to baseline, 95 % interval", lambda each: difference_cell(each, baseline)),
+        ]
     if any(each.by_seed(BITS.column) for each in variants):
         columns.append(_measured_column(variants, BITS))
     columns += [_exact_column(variants, baseline, metric) for metric in (*BUDGET, CACHE) if _is_known(variants, metric)]
@@ -240,6 +241,26 @@ def memory_table(comparison: Comparison) -> str:
     columns: list[tuple[str, Cell]] = [("variant", _name_cell)]
     columns += [_exact_column(comparison.variants, comparison.baseline, metric) for metric in known]
     return _table(comparison.variants, columns) if known else ""
+
+
+def capacity_table(comparison: Comparison) -> str:
+    """The largest training steps that fit; empty where none were sought."""
+    sought = [metric for metric in CAPACITY if _is_known(comparison.variants, metric)]
+    columns: list[tuple[str, Cell]] = [("variant", _name_cell), *map(_capacity_column, sought)]
+    return _table(comparison.variants, columns) if sought else ""
+
+
+def _capacity_column(metric: Metric) -> tuple[str, Cell]:
+    """Of several searches the smallest result, with ≥ where something else than memory ended one."""
+
+    def cell(variant: Variant) -> str:
+        known = [row for row in variant.rows if row.get(metric.column) is not None]
+        if not known:
+            return NOT_MEASURED
+        stopped = any(row.get(f"{metric.column}_limit") != "memory" for row in known)
+        return ("≥ " if stopped else "") + number(min(row[metric.column] for row in known), metric)
+
+    return metric.heading, cell
 
 
 def cache_table(comparison: Comparison) -> str:
@@ -288,13 +309,15 @@ def _table(variants: Sequence[Variant], columns: Sequence[tuple[str, Cell]]) -> 
 
 def footnotes(comparison: Comparison) -> list[str]:
     """What the marks in the tables mean."""
+    is_trained = not without_training(comparison.variants)
     notes = [
         "**Bold**: the best exact value (all that share it), or a measured one that is clearly better than every "
         "other in this table, and if it is a timing, where the baseline does not differ from itself; no bold: no clear "
         "winner. ±: sample standard deviation over seeds."
     ]
     if any(has_other_budget(each, comparison.baseline) for each in comparison.variants):
-        notes.append(f"{UNEQUAL} over 2 % away from the baseline's budget: the loss is not at equal budget.")
-    if any(each.summary(LOSS.column).n != each.planned for each in comparison.variants):
+        unequal = ": the loss is not at equal budget" if is_trained else ""
+        notes.append(f"{UNEQUAL} over 2 % away from the baseline's budget{unequal}.")
+    if is_trained and any(each.seeds != each.planned for each in comparison.variants):
         notes.append(f"{FEWER} fewer seeds than planned stand behind this value.")
     return notes

@@ -10,7 +10,7 @@ from typing import Any
 from ablate.metrics import METRICS, TIMED, Timing
 from ablate.report import executed
 from ablate.report.comparison import LOSS
-from ablate.report.evidence import Evidence, Row, Variant, aa_of_machine
+from ablate.report.evidence import ONLY_PROFILED, Evidence, Row, Variant, aa_of_machine, without_training
 from ablate.report.text import count_of, escape, list_of, plain, significant, text_table
 from ablate.stats import finite
 
@@ -162,8 +162,10 @@ def cautions(evidence: Evidence) -> str:
 
 
 def _cautions(evidence: Evidence) -> Iterator[str]:
+    yield from _only_profiled(evidence)
     yield from _single_seed(evidence)
-    yield from _shared_recipe(evidence)
+    if not without_training(evidence.variants):
+        yield from _shared_recipe(evidence)
     yield from _many_comparisons(evidence)
     yield from _corpus_passes(evidence)
     yield from _unlike_company(evidence)
@@ -179,6 +181,16 @@ def _cautions(evidence: Evidence) -> Iterator[str]:
     yield from _other_objectives(evidence)
     if _is_dirty(evidence):
         yield "The code had changes that are not in its git commit."
+
+
+def _only_profiled(evidence: Evidence) -> Iterator[str]:
+    names = [each.name for each in evidence.variants if each.outcomes[ONLY_PROFILED]]
+    if names:
+        who = "All variants were" if len(names) == len(evidence.variants) else f"{list_of(names)}:"
+        yield (
+            f"{who} only profiled: there is no loss, and speed and memory of training are those of a few steps at a "
+            "learning rate of 0, with the weights as they were drawn."
+        )
 
 
 def _single_seed(evidence: Evidence) -> Iterator[str]:

@@ -12,10 +12,11 @@ import pandas as pd
 
 from ablate.interleaved import Rounds
 from ablate.metrics import LOSSES, Metric, Timing
-from ablate.results import Results
+from ablate.results import Results, is_only_profiled
 from ablate.stats import Difference, Summary, finite, paired_difference, summarize, values_by_seed
 
 NOT_FINISHED = "not finished"
+ONLY_PROFILED = "only profiled"
 
 Row = Mapping[str, Any]
 
@@ -23,6 +24,17 @@ Row = Mapping[str, Any]
 def shown_outcome(status: str) -> str:
     """The outcome's word as tables show it."""
     return {"oom": "OOM"}.get(status, status)
+
+
+def outcome_of(row: Row) -> str:
+    """How a trial ended, as tables show it; `ok` is that of one that was trained."""
+    return ONLY_PROFILED if is_only_profiled(row) else shown_outcome(str(row.get("status")))
+
+
+def without_training(variants: Sequence[Variant]) -> bool:
+    """Whether what there is of them was only profiled, so that there is no loss to speak of."""
+    rows = [row for variant in variants for row in variant.rows]
+    return bool(rows) and all(map(is_only_profiled, rows))
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,7 @@ class Variant:
     @cached_property
     def outcomes(self) -> Counter[str]:
         """Trials by outcome, those not finished among them."""
-        counts = Counter(shown_outcome(str(row.get("status"))) for row in self.rows)
+        counts = Counter(map(outcome_of, self.rows))
         if self.unfinished:
             counts[NOT_FINISHED] = len(self.unfinished)
         return counts
@@ -61,6 +73,11 @@ class Variant:
     def task(self) -> str:
         """What the model is taught, as the plan has it; nothing where that is not known."""
         return str(self.facts.get("task") or "")
+
+    @property
+    def seeds(self) -> int:
+        """The seeds that stand behind a loss, or of a variant that was only profiled, behind what was measured."""
+        return self.outcomes[ONLY_PROFILED] if without_training([self]) else self.summary("val_loss").n
 
     @property
     def competes(self) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.metrics import METRICS, Metric
 from ablate.report.comparison import CACHE, LOSS, Comparison
-from ablate.report.evidence import Evidence, Variant
+from ablate.report.evidence import Evidence, Variant, without_training
 from ablate.report.text import count_of, plain
 
 if TYPE_CHECKING:
@@ -64,11 +64,8 @@ class Look:
 def plots_of(comparison: Comparison, evidence: Evidence) -> list[Plot]:
     """All plots of one comparison."""
     looks = looks_of(comparison)
-    return [
-        loss_plot(comparison, evidence, looks),
-        trade_plot(comparison, looks),
-        cache_plot(comparison, looks),
-    ]
+    of_loss = [] if without_training(comparison.variants) else [loss_plot, trade_plot]
+    return [*(plot(comparison, evidence, looks) for plot in of_loss), cache_plot(comparison, looks)]
 
 
 def looks_of(comparison: Comparison) -> dict[str, Look]:
@@ -208,7 +205,7 @@ class TradePoint:
     loss_sd: float
 
 
-def trade_plot(comparison: Comparison, looks: Mapping[str, Look]) -> Plot:
+def trade_plot(comparison: Comparison, _: Evidence, looks: Mapping[str, Look]) -> Plot:
     """Validation loss against what it costs; a cost that is the same for all has no panel."""
     panels = [(metric, _trade_points(comparison, metric)) for metric in COST_AXES]
     panels = [(metric, points) for metric, points in panels if len({each.cost for each in points.values()}) > 1]

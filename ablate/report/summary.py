@@ -14,7 +14,7 @@ from ablate.report.comparison import (
     has_other_budget,
     outcome_text,
 )
-from ablate.report.evidence import Evidence, Variant
+from ablate.report.evidence import ONLY_PROFILED, Evidence, Variant, without_training
 from ablate.report.text import count_of, escape, interval, mean_and_sd, ratio
 from ablate.stats import summarize
 
@@ -39,9 +39,13 @@ def summary(evidence: Evidence) -> str:
     """What was found, in sentences that name the difference, its interval, the verdict and the cost."""
     if not evidence.rows:
         return "## Summary\n\nNo result yet: no trial has finished."
-    if not any(variant.by_seed(LOSS.column) for variant in evidence.variants):
+    if not any(variant.by_seed(LOSS.column) for variant in evidence.variants) and not _is_profiled(evidence):
         return "## Summary\n\nNo valid result: no trial ended ok with a finite validation loss."
     return "## Summary\n\n" + "\n".join(f"- {sentence}" for sentence in _sentences(evidence))
+
+
+def _is_profiled(evidence: Evidence) -> bool:
+    return any(variant.outcomes[ONLY_PROFILED] for variant in evidence.variants)
 
 
 def _sentences(evidence: Evidence) -> Iterator[str]:
@@ -66,6 +70,8 @@ def _clearest(others: list[Variant], baseline: Variant) -> list[Variant]:
 def _baseline_sentence(baseline: Variant) -> str:
     loss = baseline.summary(LOSS.column)
     name = f"**{escape(baseline.name)}**"
+    if without_training([baseline]):
+        return f"{name} was only profiled: no loss can be compared with it."
     if not loss.n:
         return f"{name} has {_no_result(baseline)}: no variant can be compared with it."
     return f"{name}: {LOSS.label} {mean_and_sd(loss, LOSS)} {LOSS.unit} ({count_of(loss.n, 'seed')})."
@@ -93,6 +99,8 @@ def _loss_part(variant: Variant, baseline: Variant) -> str:
 def _no_result(variant: Variant) -> str:
     if not variant.rows:
         return "no result yet"
+    if without_training([variant]):
+        return ONLY_PROFILED
     why = "no finite loss" if variant.competes else outcome_text(variant)
     return f"no valid result ({why})"
 
