@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 import math
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 

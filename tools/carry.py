@@ -1,10 +1,11 @@
-"""Fetch the packages that `ablate` needs beside torch, pandas, pyarrow and scipy into one folder, for a machine without network.
+"""Fetch what `ablate` needs beside torch, pandas, pyarrow and scipy into one folder, for a machine without network.
 
 Usage: python tools/carry.py [--python 3.12] [--platform x86_64] [--into .carried]
 
-Run it where there is a network, with the Python of an environment that has what `ablate` needs (`nox -s gpu` makes one):
-it takes those very versions, as wheels for the Python and processor of the other machine. Each package has a folder of its own, so that `tools/gpu_check.py`
-can take those alone that are missing there. Plots are not drawn there: matplotlib weighs more than all of this.
+Run it where there is a network, with the Python of an environment that has what `ablate` needs (`nox -s carry` does):
+it takes those very versions, as wheels for the Python and processor of the other machine. Each package has a folder of
+its own, so that `tools/gpu_check.py` takes those alone that are missing there. matplotlib weighs more than all of this
+together and is left out: reports go without plots.
 """
 
 from __future__ import annotations

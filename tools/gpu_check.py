@@ -32,6 +32,9 @@ from gpu_checks.page import cleaner, machine, page
 LEAST_SECONDS = 15.0
 """No stage begins with less time than this."""
 
+ON_A_CPU = 4.0
+"""A stage may take so many times as long there: its limit is meant for a GPU."""
+
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
     """The command line."""
@@ -103,8 +106,9 @@ def cuda_is_there() -> bool:
 
 def in_its_process(stage: Stage, setup: Setup, module: str) -> list[Finding]:
     """What comes of a stage in a process of its own, which is ended with all its children when its time is over."""
-    seconds = min(stage.seconds, setup.seconds_left())
-    if seconds < LEAST_SECONDS:
+    limit = stage.seconds * (ON_A_CPU if setup.device == "cpu" else 1.0)
+    seconds = min(limit, setup.seconds_left())
+    if seconds < min(limit, LEAST_SECONDS):
         return complete(stage, [], "not run", OUT_OF_TIME)
     command = [sys.executable, __file__, "--stages", module, "--stage", stage.name, "--device", setup.device]
     command += ["--work", str(setup.work), "--out", str(setup.reports), "--seconds", str(seconds - 2.0)]

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ablate.profiling.clock import clock_for
 from gpu_checks.ledger import Failed, Late, Setup, Skipped, Stage, expect, on_cuda
 from gpu_checks.runs import command
+
+if TYPE_CHECKING:
+    import torch
 
 Facts = dict[str, Any]
 
 
 def examined(setup: Setup) -> Facts:
     """What `doctor` says, and beside it what torch says of the same device."""
+    import torch
+
     said = command(setup, "doctor", "--json", "--device", setup.device)
     if said.late or said.status:
         raise Late("out of time") if said.late else Failed(f"exit status {said.status}", said.err)
@@ -118,7 +121,7 @@ def energy_heat_and_clocks_can_be_read(facts: Facts) -> str:
 
 @dataclass(frozen=True)
 class Timed:
-    """Some work on the device: seconds by its clock, on the wall with waiting, and without; and for four times of it."""
+    """Seconds of some work by the device's clock, on the wall, and only to ask for it; and of four times the work."""
 
     by_clock: float
     on_the_wall: float
@@ -128,6 +131,8 @@ class Timed:
 
 def timed(setup: Setup) -> Timed:
     """Medians of five rounds of matrix products, alternating one and four times as many."""
+    import torch
+
     device = torch.device(setup.device)
     size, products = (8192, 50) if setup.device == "cuda" else (256, 50)
     dtype = torch.bfloat16 if setup.device == "cuda" else torch.float32
@@ -139,22 +144,22 @@ def timed(setup: Setup) -> Timed:
 
 
 def _round(device: torch.device, a: torch.Tensor, products: int) -> tuple[float, float, float]:
+    import torch
+
+    from ablate.profiling.clock import clock_for
+
+    wait: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     clock, out = clock_for(device), torch.empty_like(a)
-    _wait(device)
+    wait()
     begin = time.perf_counter()
     first = clock.mark()
     for _ in range(products):
         torch.mm(a, a, out=out)
     last = clock.mark()
     asked = time.perf_counter() - begin
-    _wait(device)
+    wait()
     wall = time.perf_counter() - begin
     return clock.seconds(first, last), wall, asked
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def the_clock_agrees_with_the_wall(times: Timed) -> str:

@@ -52,7 +52,7 @@ def page(
     stages: Sequence[Stage], findings: Sequence[Finding], facts: Mapping[str, str], clean: Callable[[str], str]
 ) -> str:
     """The whole report."""
-    counts = Counter(finding.word for finding in findings)
+    counts = Counter[str](finding.word for finding in findings)
     parts = ["# GPU check", ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word]) + "."]
     parts.append(
         "\n".join(["| what | here |", "|---|---|", *(f"| {name} | {_cell(text)} |" for name, text in facts.items())])

@@ -38,9 +38,10 @@ class Said:
 def command(setup: Setup, *arguments: str) -> Said:
     """`python -m ablate …`, stopped where the stage's time runs out."""
     environment = {
-        **os.environ,
         "ABLATE_CACHE": str(setup.work / "cache"),
-        "MLFLOW_TRACKING_URI": "file:off",  # is refused with a warning: the mirror would take time and shows nothing here
+        **os.environ,
+        # Refused with a warning: the mirror would take time and shows nothing here.
+        "MLFLOW_TRACKING_URI": "file:off",
     }
     running = subprocess.Popen(
         [sys.executable, "-m", "ablate", *arguments],
