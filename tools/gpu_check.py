@@ -72,19 +72,21 @@ def whole(wanted: argparse.Namespace, deadline: float) -> int:
     why_not = None if wanted.device == "cpu" or cuda_is_there() else "no CUDA device here"
     stages: list[Stage] = importlib.import_module(wanted.stages).STAGES
     findings = [each for stage in stages for each in stage.all("not run", "the script was stopped")]
+    seconds: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         setup = Setup(wanted.device, wanted.quick, Path(folder), wanted.out.resolve(), deadline)
         setup.reports.mkdir(parents=True, exist_ok=True)
         clean = cleaner(setup.work)
         for stage in stages:
             print(f"{stage.name} …", flush=True)
+            begin = time.time()
             found = list(stage.all("skipped", why_not)) if why_not else in_its_process(stage, setup, wanted.stages)
             findings = [next((new for new in found if new.key == old.key), old) for old in findings]
             print(
                 "".join(f"  {each.word:8} {each.check}: {clean(each.figure)}\n" for each in found), end="", flush=True
             )
-            facts = surroundings(setup, taken, wanted.carried)
-            text = page(stages, findings, facts, clean)
+            seconds[stage.name] = time.time() - begin
+            text = page(stages, findings, seconds, surroundings(setup, taken, wanted.carried), clean)
             (setup.reports / "report.md").write_text(text, encoding="utf-8")
     failed = sum(each.word == "failed" for each in findings)
     print(f"{len(findings)} checks, {failed} failed: {wanted.out / 'report.md'}")

@@ -49,9 +49,13 @@ def _user() -> str | None:
 
 
 def page(
-    stages: Sequence[Stage], findings: Sequence[Finding], facts: Mapping[str, str], clean: Callable[[str], str]
+    stages: Sequence[Stage],
+    findings: Sequence[Finding],
+    seconds: Mapping[str, float],
+    facts: Mapping[str, str],
+    clean: Callable[[str], str],
 ) -> str:
-    """The whole report."""
+    """The whole report; `seconds` are those that each stage took so far."""
     counts = Counter[str](finding.word for finding in findings)
     parts = ["# GPU check", ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word]) + "."]
     parts.append(
@@ -60,7 +64,8 @@ def page(
     for stage in stages:
         own = [finding for finding in findings if finding.stage == stage.name]
         rows = [f"| {_cell(each.says)} | {_word(each.word)} | {_cell(clean(each.figure))} |" for each in own]
-        parts.append("\n".join([f"## {stage.title}", "", "| check | outcome | figure |", "|---|---|---|", *rows]))
+        title = f"## {stage.title} ({seconds.get(stage.name, 0.0):.0f} s)"
+        parts.append("\n".join([title, "", "| check | outcome | figure |", "|---|---|---|", *rows]))
     parts += _details(findings, clean)
     return "\n\n".join(parts) + "\n"
 

@@ -1,8 +1,9 @@
-"""The quickstart with few steps: in both precisions, after a lack of memory, twice the same, with a flexible kernel."""
+"""The quickstart with few steps: as it stands, after a lack of memory, in fp32, by another kernel, twice the same."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpu_checks import rows
@@ -10,6 +11,8 @@ from gpu_checks.ledger import Failed, Setup, Stage, expect, on_cuda
 from gpu_checks.runs import Ran, earlier, run
 
 FILE = "experiments/quickstart.yaml"
+
+MOE = "{feed_forward: {name: moe, n_experts: 8, top_k: 2, d_ff: 84}}"
 
 SHORT = {"seeds": 1, "train.steps": 30, "train.warmup_steps": 3, "train.eval_every": 15}
 
@@ -20,32 +23,33 @@ QUICK = {
     "train.eval_every": 4,
     "train.eval_tokens": 256,
     "profile.rounds": 1,
-    "variants": "{moe: {feed_forward: {name: moe, n_experts: 2, top_k: 1}}}",
+    "variants": f"{{moe: {MOE}}}",
 }
 
-HUGE = "huge: {vocab_size: 2M, train: {batch_tokens: 65536}}"
+OTHERS = {
+    "huge": "{vocab_size: 2M, train: {batch_tokens: 65536}}",
+    "moe": MOE,
+    "fp32": "{train: {precision: fp32}}",
+    "flex": "{attention: {name: mha, kernel: flex}, train: {precision: fp32}}",
+    "steady": f"{{{MOE[1:-1]}, train: {{deterministic: true}}}}",
+    "steady_again": f"{{{MOE[1:-1]}, train: {{deterministic: true, eval_every: 2}}}}",
+}
+"""In this order. `steady_again` differs in nothing but how often it is evaluated, which must change no bit."""
 
 
-def short(setup: Setup, **changed: object) -> dict[str, object]:
-    """Few steps; `changed` are settings of `train`."""
-    return SHORT | (QUICK if setup.quick else {}) | {f"train.{key}": value for key, value in changed.items()}
+def short(setup: Setup) -> dict[str, object]:
+    """Few steps, in bf16."""
+    return SHORT | (QUICK if setup.quick else {}) | {"train.precision": "bf16"}
 
 
 def bf16(setup: Setup) -> Ran:
     """All its variants in bf16."""
-    return run(setup, "bf16", FILE, short(setup, precision="bf16"), keep=True)
-
-
-def fp32(setup: Setup) -> Ran:
-    """Baseline and GQA in fp32, on a GPU with the flexible kernel too."""
-    flex = ", flex: {attention: {name: mha, kernel: flex}}" if setup.device == "cuda" else ""
-    variants = {"variants": f"{{gqa: {{attention: {{name: gqa, n_kv_heads: 2}}}}{flex}}}"}
-    return run(setup, "fp32", FILE, short(setup, precision="fp32") | variants)
+    return run(setup, "bf16", FILE, short(setup), keep=True)
 
 
 def the_cache_has_the_known_size(ran: Ran) -> str:
-    """The baseline caches two vectors of its heads a token and layer, in the width of the precision."""
-    row = ran.row("baseline")
+    """The first variant caches two vectors of its heads a token and layer, in the width of the precision."""
+    row = ran.row(ran.names[0])
     model, width = json.loads(row["config"])["model"], {"fp32": 4, "bf16": 2}[row["precision"]]
     known = 2 * model["n_layers"] * model["n_heads"] * model["attention"]["head_dim"] * width
     return expect(row["kv_cache_bytes_per_token"] == known, f"{row['kv_cache_bytes_per_token']} of {known} bytes")
@@ -57,79 +61,74 @@ def nothing_was_compiled(ran: Ran) -> str:
     return expect(len(compiled) == 0, "no compile time" if len(compiled) == 0 else rows.told(compiled))
 
 
-def the_flexible_kernel_trains_to_the_same_loss(ran: Ran) -> str:
-    """Flex attention, compiled, ends with the baseline's validation loss within 0.1 %, and is told as a kernel."""
-    flex, fused = ran.row("flex"), ran.row("baseline")
-    apart = abs(flex["val_loss"] / fused["val_loss"] - 1)
-    told = f"{flex['val_loss']:.5f} and {fused['val_loss']:.5f}"
-    return expect(apart < 1e-3 and "flex" in flex["kernels"], told if apart < 1e-3 else f"{told}: {apart:.2%} apart")
-
-
-# --- After a lack of memory -------------------------------------------------------------------------------------------
+# --- Other ways -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Twice:
-    """The same variants in two runs."""
+class Others:
+    """The first run, and the one of other ways."""
 
     first: Ran
-    second: Ran
+    ran: Ran
 
 
-def after_huge(setup: Setup) -> Twice:
-    """Variants of the first stage in another order, after one that no memory holds."""
-    moe = "moe: {feed_forward: {name: moe, n_experts: 2, top_k: 1}}"
-    moe = moe if setup.quick else "moe: {feed_forward: {name: moe, n_experts: 8, top_k: 2, d_ff: 84}}"
-    variants = {"variants": f"{{{HUGE}, {moe}, post_norm: {{block: post_norm}}}}"}
-    second = run(setup, "after-huge", FILE, short(setup, precision="bf16") | variants)
-    return Twice(earlier(setup, "bf16", FILE), second)
+def others(setup: Setup) -> Others:
+    """After a variant that no memory holds: one of the first run, fp32, a flexible kernel, and one variant twice."""
+    named = {name: each for name, each in OTHERS.items() if name != "flex" or setup.device == "cuda"}
+    variants = ", ".join(f"{name}: {change}" for name, change in named.items())
+    ran = run(setup, "others", FILE, short(setup) | {"variants": f"{{{variants}}}"})
+    return Others(earlier(setup, "bf16", FILE), ran)
 
 
-def a_lack_of_memory_is_a_row(twice: Twice) -> str:
+def a_lack_of_memory_is_a_row(others: Others) -> str:
     """A variant that no memory holds is a row with outcome `oom`, and the command's exit status is 1."""
-    row = twice.second.stored("huge")
+    row = others.ran.stored("huge")
     if row["status"] != "oom":
-        raise Failed(f"{row['status']}: {row['reason']}", twice.second.log(row))
-    return expect(twice.second.said.late or twice.second.said.status == 1, str(row["reason"])[:100])
+        raise Failed(f"{row['status']}: {row['reason']}", others.ran.log(row))
+    return expect(others.ran.said.late or others.ran.said.status == 1, str(row["reason"])[:100])
 
 
-def the_next_trials_are_ok(twice: Twice) -> str:
-    """The trials before and after it are `ok`."""
-    others = [name for name in twice.second.names if name != "huge"]
-    return ", ".join(f"{name} {twice.second.row(name)['status']}" for name in others)
+def the_next_trials_are_ok(others: Others) -> str:
+    """All other trials, before and after it, are `ok`."""
+    names = [name for name in others.ran.names if name != "huge"]
+    return ", ".join(f"{name} {others.ran.row(name)['status']}" for name in names)
 
 
-def memory_does_not_depend_on_the_place(twice: Twice) -> str:
-    """What each allocated at most is the same as in the other order, to the byte; what it reserved, within 5 %."""
-    names = [name for name in twice.second.names if name in twice.first.names]
-    columns = ("peak_allocated_bytes", "peak_reserved_bytes")
-    pairs = [
-        [int(ran.row(name)[column]) for ran in (twice.first, twice.second)] for column in columns for name in names
-    ]
-    allocated, reserved = pairs[: len(names)], pairs[len(names) :]
-    holds = all(a == b for a, b in allocated) and all(abs(a / b - 1) <= 0.05 for a, b in reserved)
-    return expect(holds, ", ".join(f"{name} {a:,} and {b:,}" for name, (a, b) in zip(names, allocated, strict=True)))
+def memory_does_not_depend_on_the_place(others: Others) -> str:
+    """What the next one allocated at most is what it did in another place of the grid, to the byte; what it reserved,
+    within 5 %.
+    """
+    rows = [ran.row("moe") for ran in (others.first, others.ran)]
+    allocated, reserved = ([int(row[f"peak_{what}_bytes"]) for row in rows] for what in ("allocated", "reserved"))
+    holds = allocated[0] == allocated[1] and abs(reserved[0] / reserved[1] - 1) <= 0.05
+    told = (f"{what} {a:,} and {b:,}" for what, (a, b) in {"allocated": allocated, "reserved": reserved}.items())
+    return expect(holds, ", ".join(told))
 
 
-# --- Twice the same ---------------------------------------------------------------------------------------------------
+def in_fp32(judge: Callable[[Ran], str]) -> Callable[[Others], str]:
+    """The same check of the variant in fp32 alone."""
+
+    def judged(others: Others) -> str:
+        return judge(others.ran.of("fp32"))
+
+    judged.__name__, judged.__doc__ = f"fp32_{judge.__name__}", f"In fp32: {judge.__doc__}"
+    return judged
 
 
-def deterministic(setup: Setup) -> Twice:
-    """A mixture of experts, whose dispatch is what varies if anything does, twice."""
-    moe = {"baseline.feed_forward": "{name: moe, n_experts: 8, top_k: 2, d_ff: 84}", "variants": "{}"}
-    sets = short(setup, precision="bf16", deterministic="true") | moe
-    return Twice(*(run(setup, f"deterministic-{place}", FILE, sets) for place in ("first", "second")))
+def the_flexible_kernel_trains_to_the_same_loss(others: Others) -> str:
+    """Flex attention, compiled, ends with the fused one's validation loss within 0.1 %, and is told as a kernel."""
+    flex, fused = others.ran.row("flex"), others.ran.row("fp32")
+    apart = abs(flex["val_loss"] / fused["val_loss"] - 1)
+    told = f"{flex['val_loss']:.5f} and {fused['val_loss']:.5f}; {flex['kernels']}"
+    return expect(apart < 1e-3 and "flex" in flex["kernels"], told)
 
 
-def the_same_bits_come_out(twice: Twice) -> str:
-    """A deterministic mixture of experts ends with the same losses, to the last bit, in two runs."""
-    found = [[float(ran.row("baseline")[name]) for name in ("train_loss", "val_loss")] for ran in vars(twice).values()]
-    return expect(found[0] == found[1], f"{found[0]} and {found[1]}")
-
-
-def the_rows_say_so(twice: Twice) -> str:
-    """Their rows say `deterministic`."""
-    return expect(all(ran.row("baseline")["deterministic"] for ran in vars(twice).values()), "both")
+def the_same_bits_come_out(others: Others) -> str:
+    """A deterministic mixture of experts ends with the same losses, to the last bit, twice, and its rows say so."""
+    twice = [others.ran.row(name) for name in ("steady", "steady_again")]
+    losses = [[float(row[name]) for name in ("train_loss", "val_loss")] for row in twice]
+    said = all(row["deterministic"] for row in twice)
+    return expect(said and losses[0] == losses[1], f"{losses[0]} and {losses[1]}")
 
 
 FIRST = Stage(
@@ -156,28 +155,21 @@ FIRST = Stage(
     ),
 )
 
-LATER = [
-    Stage(
-        "memory",
-        "After a lack of memory, in another order",
-        75,
-        after_huge,
-        (a_lack_of_memory_is_a_row, the_next_trials_are_ok, on_cuda(memory_does_not_depend_on_the_place)),
+LATER = Stage(
+    "others",
+    "The quickstart, in other ways",
+    140,
+    others,
+    (
+        a_lack_of_memory_is_a_row,
+        the_next_trials_are_ok,
+        on_cuda(memory_does_not_depend_on_the_place),
+        in_fp32(the_cache_has_the_known_size),
+        in_fp32(rows.the_cache_is_one_size_in_three_ways),
+        in_fp32(rows.decoding_is_timed),
+        on_cuda(in_fp32(rows.a_fused_attention_ran)),
+        in_fp32(rows.utilisation_is_a_share),
+        on_cuda(the_flexible_kernel_trains_to_the_same_loss),
+        the_same_bits_come_out,
     ),
-    Stage(
-        "fp32",
-        "The quickstart, fp32",
-        90,
-        fp32,
-        (
-            rows.every_trial_is_ok,
-            the_cache_has_the_known_size,
-            rows.the_cache_is_one_size_in_three_ways,
-            rows.decoding_is_timed,
-            on_cuda(rows.a_fused_attention_ran),
-            rows.utilisation_is_a_share,
-            on_cuda(the_flexible_kernel_trains_to_the_same_loss),
-        ),
-    ),
-    Stage("deterministic", "The same bits", 60, deterministic, (the_same_bits_come_out, the_rows_say_so)),
-]
+)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +67,17 @@ class Ran:
     setup: Setup
     said: Said
     results: Results
+    chosen: tuple[str, ...] = ()
+
+    def of(self, *names: str) -> Ran:
+        """The same with these variants alone."""
+        return replace(self, chosen=names)
 
     @property
     def names(self) -> list[str]:
-        """Of the variants that were planned."""
+        """Of the variants that were planned, or those chosen."""
+        if self.chosen:
+            return list(self.chosen)
         plan = json.loads((self.results.folder / "experiment.json").read_text(encoding="utf-8"))
         return [each["name"] for each in plan["variants"]]
 

@@ -10,6 +10,6 @@ STAGES: list[Stage] = [
     quickstart.FIRST,
     grid.FIRST,
     grid.COMPILED,
-    *quickstart.LATER,
+    quickstart.LATER,
     grid.CAPACITY,
 ]
