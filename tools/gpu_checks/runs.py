@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class Ran:
         """The same with these variants alone."""
         return replace(self, chosen=names)
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """Of the variants that were planned, or those chosen."""
         if self.chosen:
@@ -81,10 +82,12 @@ class Ran:
         plan = json.loads((self.results.folder / "experiment.json").read_text(encoding="utf-8"))
         return [each["name"] for each in plan["variants"]]
 
-    @property
+    @cached_property
     def trials(self) -> pd.DataFrame:
         """One row a variant, all of them ended as they should."""
-        return pd.DataFrame([self.row(name) for name in self.names], index=pd.Index(self.names))
+        for name in self.names:
+            self.row(name)
+        return self.results.trials.set_index("variant").loc[self.names]
 
     def stored(self, variant: str) -> pd.Series[Any]:
         """The row of a variant, however it ended."""
