@@ -60,9 +60,16 @@ def report(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def gpu(session: nox.Session) -> None:
-    """Run the checks that need a GPU; where there is none they are skipped and say so."""
-    python = environment(session, SHARED, "test")
-    session.run(python, "-m", "pytest", "-m", "gpu", "-rs", *session.posargs, external=True)
+    """Run the checks that need a GPU: leaves reports/gpu/report.md. Where there is none they are skipped and say so."""
+    python = environment(session, SHARED)
+    session.run(python, "tools/gpu_check.py", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
+def carry(session: nox.Session) -> None:
+    """Fetch what those checks need on a machine without network into .carried."""
+    python = environment(session, SHARED)
+    session.run(python, "tools/carry.py", *session.posargs, external=True)
 
 
 @nox.session(venv_backend="none")

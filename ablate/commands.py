@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
 import re
@@ -386,6 +387,8 @@ def plot_position(word: str, file: Path) -> None:
         raise Faults([SettingsError((), f"only a position scheme can be plotted, not {word}", "give position/NAME")])
     if file.suffix.lower() != ".png":
         raise Faults([SettingsError((), f"{file}: a plot is a PNG file", f"write --plot {file.with_suffix('.png')}")])
+    if importlib.util.find_spec("matplotlib") is None:
+        raise Faults([SettingsError((), "matplotlib, which draws, is not installed", "pip install matplotlib")])
     file.write_bytes(png(choice))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,12 @@ def test_what_does_nothing_is_not_drawn() -> None:
 def test_a_picture_that_is_no_png_is_refused() -> None:
     said = describe("position/rope", "--plot", "x.svg", status=2).stderr.splitlines()
     assert said == ["x.svg: a plot is a PNG file", "  write --plot x.png"]
+
+
+def test_without_matplotlib_the_cure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    said = describe("position/rope", "--plot", "x.png", status=2).stderr.splitlines()
+    assert said == ["matplotlib, which draws, is not installed", "  pip install matplotlib"]
 
 
 def test_a_folder_that_is_not_there_is_told() -> None:

@@ -345,6 +345,17 @@ def test_writes_utf8_in_any_locale(tmp_path: Path) -> None:
     assert "±" in text
 
 
+def test_without_matplotlib_the_plots_are_missing_and_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    text = text_of(golden_results(), tmp_path)
+    assert text.count("matplotlib is not installed") == 1
+    assert "![" not in text
+    assert not (tmp_path / "plots").exists()
+    assert table_rows(text, "validation loss")
+
+
 def test_two_hundred_variants_fit(tmp_path: Path) -> None:
     names = ["baseline", *(f"variant {number} with quite a long name, lr={number}" for number in range(200))]
     rows = [

@@ -20,13 +20,14 @@ from ablate.report.comparison import (
     quality_table,
 )
 from ablate.report.evidence import Evidence, evidence_of
-from ablate.report.plots import Plot, plots_of
+from ablate.report.plots import Plot, can_draw, plots_of
 from ablate.report.text import escape
 from ablate.results import Results
 
 __all__ = ["write_report"]
 
 PLOTS = "plots"
+NOT_DRAWN = "The plots are left out: matplotlib is not installed where this report was written."
 _OWN_PLOT = re.compile(r"\d+-(loss|trade|cache)\.svg")
 
 
@@ -67,8 +68,10 @@ def _document(evidence: Evidence, links: Mapping[str, str]) -> tuple[list[str], 
 def _comparison_sections(evidence: Evidence, files: dict[str, bytes]) -> Iterator[str]:
     for place, comparison in enumerate(comparisons(evidence), start=1):
         parts = [f"## Comparison: {escape(comparison.title)}", *_tables(comparison)]
-        for plot in plots_of(comparison, evidence):
-            parts.append(_picture(plot, f"{place}-{plot.slug}.svg", files))
+        if can_draw():
+            parts += [_picture(plot, f"{place}-{plot.slug}.svg", files) for plot in plots_of(comparison, evidence)]
+        elif place == 1:
+            parts.append(NOT_DRAWN)
         yield "\n\n".join(parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import math
 import warnings
@@ -59,6 +60,11 @@ class Look:
     def order(self) -> float:
         """Named variants lie over the others."""
         return 3 if self.named else 2
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is there. Everything else in a report does without."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def plots_of(comparison: Comparison, evidence: Evidence) -> list[Plot]:
