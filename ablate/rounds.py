@@ -20,6 +20,7 @@ from ablate.child import Child
 from ablate.experiment import Experiment
 from ablate.job import TimingJob
 from ablate.machine import Resources
+from ablate.metrics import TIMED
 from ablate.results import Columns, Store
 from ablate.schema import REPEATS
 from ablate.settings import ProfileSettings
@@ -29,8 +30,6 @@ PARTNER_SEEDS = 1_000_000
 """In round r a member has seed r, and the baseline, when it is timed once more, so much more: no seed is ever shared,
 however many rounds are added.
 """
-
-STEP = "step_seconds_p50"
 
 _POLL_SECONDS = 0.5
 
@@ -197,7 +196,7 @@ def note(rows: Sequence[Mapping[str, Any]]) -> str:
         name = f"{row['variant']} again" if row["is_partner"] else row["variant"]
         if row["status"] != "ok":
             parts.append(f"{name} {row['status']}: {row['reason']}")
-        elif row["metric"] == STEP:
+        elif row["metric"] == TIMED["step"]:
             parts.append(f"{name} {row['value'] * 1e3:,.4g} ms")
     return "  ".join(parts)
 

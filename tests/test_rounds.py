@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from conftest import Expand
 
 import ablate
-from ablate import child, rounds
+from ablate import child, commands, rounds
 from ablate.cli import main
 from ablate.experiment import Experiment
 from ablate.job import TimingJob
@@ -97,6 +97,7 @@ def stored(experiment: Experiment, folder: Path, **statuses: str) -> Store:
     for trial in experiment.trials("cpu", 1):
         name = trial.variant.name
         row = {"trial_id": trial.trial_id, "variant": name, "seed": trial.seed, "status": statuses.get(name, "ok")}
+        row |= {"profile_id": trial.profile_id, "attempts": 1}
         store.write_trial(row, {}, {})
     variants = [
         {"name": v.name, "is_baseline": v.is_baseline, "trials": {"0": t.trial_id}}
@@ -266,6 +267,22 @@ def test_a_member_that_fails_is_a_row_and_the_others_go_on(
     carry_out(experiment, store, retry_failed=True)
     assert [job.seed for job in fakes.jobs[8:]] == [0, 0, 0, 1_000_000]
     assert set(repeats(store)["status"]) == {"ok"}
+
+
+def test_a_round_that_fails_is_an_exit_status(
+    expand: Expand, fakes: type[FakeChild], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "_tracker", lambda *_, **__: None)
+    stored(expand(VARIANTS, "train.threads=1"), Path("results/tiny"))
+    command = ["tiny.yaml", "--device", "cpu", "--set", "train.threads=1"]
+    assert "rounds of timing: 2 left" in CliRunner().invoke(main, ["status", *command]).output
+    monkeypatch.setattr(FakeChild, "ends", second_fails)
+    done = CliRunner().invoke(main, ["run", *command])
+    assert "nothing to train, and 2 rounds of timing to run" in done.output
+    assert "round   1 of 2  baseline 10.01 ms  narrow killed: train: signal 9" in done.output
+    assert done.exit_code == 1
+    assert "rounds of timing" not in CliRunner().invoke(main, ["status", *command]).output
+    assert CliRunner().invoke(main, ["run", *command, "--retry-failed"]).exit_code == 0
 
 
 def test_fail_fast_begins_no_further_round(

@@ -22,6 +22,7 @@ from ablate.report.text import (
 from ablate.stats import POWER, Ratio, finite, smallest_visible
 
 WITHHELD = "withheld"
+COARSEST = 9.0
 CHANCE = f"{POWER * 100:.0f} % probability"
 
 
@@ -81,7 +82,7 @@ def _self(check: Ratio) -> str:
         return f"the baseline was not timed twice in any round: verdicts are {WITHHELD}."
     said = f"the baseline again took {relative_interval(check)} over {count_of(check.n, 'round')}"
     if check.holds_equality and check.sd is not None:
-        seen = relative(1 + smallest_visible(check.sd, check.n))
+        seen = _visible(check.sd, check.n)
         return f"{said}: no difference from itself; one of {seen} would have been seen with {CHANCE}."
     if not check.is_clear:
         return f"{said}: one round has no interval, so that verdicts are {WITHHELD}."
@@ -102,8 +103,14 @@ def _line(rounds: Rounds, kind: Timing, name: str) -> list[str]:
         return [escape(name), kind, median, DOES_NOT_APPLY, DOES_NOT_APPLY, str(len(own)), DOES_NOT_APPLY]
     ratio = rounds.against_baseline(kind, name)
     verdict = ratio.verdict if rounds.against_itself(kind).holds_equality else WITHHELD
-    seen = NOT_MEASURED if ratio.sd is None else relative(1 + smallest_visible(ratio.sd, ratio.n))
+    seen = NOT_MEASURED if ratio.sd is None else _visible(ratio.sd, ratio.n)
     return [escape(name), kind, median, relative_interval(ratio), verdict, str(ratio.n), seen]
+
+
+def _visible(sd: float, n: int) -> str:
+    """The smallest slowdown that so many rounds find; beyond tenfold nothing is said by a number."""
+    found = smallest_visible(sd, n)
+    return relative(1 + found) if found <= COARSEST else f"over {relative(1 + COARSEST)}"
 
 
 def _notes(rounds: Rounds) -> Iterator[str]:
