@@ -35,6 +35,8 @@ SHRUNK = {
 }
 # Of a published shape the inner widths stay, which are what its variants share.
 NARROW = {**SHRUNK, "baseline.d_model": "64", "baseline.n_heads": "8", "baseline.n_layers": "2"}
+NARROW |= {"baseline.feed_forward.d_ff": "64", "baseline.vocab_size": "256", "data.vocab_size": "256"}
+NARROW_SETS = [part for key, value in NARROW.items() for part in ("--set", f"{key}={value}")]
 SETS = [part for key, value in SHRUNK.items() for part in ("--set", f"{key}={value}")]
 
 
@@ -63,8 +65,9 @@ def test_every_experiment_runs(file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", PROFILES, ids=lambda file: file.stem)
 def test_every_published_shape_is_profiled(file: Path, tmp_path: Path) -> None:
     places = ("--results", str(tmp_path / "results"), "--reports", str(tmp_path / "reports"))
-    sets = [part for key, value in NARROW.items() for part in ("--set", f"{key}={value}")]
-    done = ablate_command("run", f"experiments/{file.name}", *sets, *places, "--device", "cpu", "--only", "profile")
+    done = ablate_command(
+        "run", f"experiments/{file.name}", *NARROW_SETS, *places, "--device", "cpu", "--only", "profile"
+    )
     assert done.exit_code == 0, done.output
     trials = ablate.load(tmp_path / "results" / file.stem).trials
     assert set(trials["status"]) == {"ok"}
@@ -105,7 +108,7 @@ def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
         rest = [
             word.replace("results/", f"{tmp_path}/results/").replace("rope.png", f"{tmp_path}/r.png") for word in rest
         ]
-        extra = [*SETS] if any(word.endswith(".yaml") for word in rest) else []
+        extra = [*(NARROW_SETS if "profile-" in line else SETS)] if ".yaml" in line else []
         extra += ["--reports", str(tmp_path / "reports")] if verb in ("run", "report") else []
         extra += ["--results", str(tmp_path / "results")] if verb != "describe" else []
         done = ablate_command(verb, *rest, *extra)

@@ -188,8 +188,8 @@ def _only_profiled(evidence: Evidence) -> Iterator[str]:
     if names:
         who = "All variants were" if len(names) == len(evidence.variants) else f"{list_of(names)}:"
         yield (
-            f"{who} only profiled: there is no loss, and speed and memory of training are those of a few steps at a "
-            "learning rate of 0, with the weights as they were drawn."
+            f"{who} only profiled: there is no loss, and speed and memory of training are those of at most 20 "
+            "steps at a learning rate of 0, with the weights as they were drawn."
         )
 
 
