@@ -440,6 +440,23 @@ def test_what_is_stored_but_not_ok_is_told(write: Write) -> None:
     ]
 
 
+# --- Where packages are missing ---------------------------------------------------------------------------------------
+
+
+def test_everything_but_ui_and_sync_works_without_mlflow_and_matplotlib(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mlflow", "matplotlib"):
+        monkeypatch.setitem(sys.modules, name, None)
+    file = str(write())
+    assert "1 ok" in told("run", file, "--device", "cpu")
+    assert "plots are left out" in Path("reports/tiny/report.md").read_text(encoding="utf-8")
+    for verb in ("report", "status", "plan", "describe"):
+        assert told(verb, file)
+    assert "pip install mlflow" in "".join(refused("sync", file))
+    assert refused("ui")
+
+
 # --- In a process of its own ------------------------------------------------------------------------------------------
 
 HEAVY = {"torch", "mlflow", "pandas", "pydantic", "matplotlib", "scipy", "numpy", "rich"}
