@@ -119,6 +119,7 @@ def run(wanted: Wanted, console: Console) -> Ran:
         lambda trial_id: tracker.mirror(trial_id) if tracker else None,
         fail_fast=wanted.fail_fast,
         retry_failed=wanted.retry_failed,
+        repeated=wanted.only != "train",
     )
     rounds_left = len(running.rounds_left())
     opening = _opening(experiment, len(queue), _stored_statuses(store, trials), rounds_left)

@@ -121,9 +121,11 @@ class Run:
         *,
         fail_fast: bool = False,
         retry_failed: bool = False,
+        repeated: bool = True,
     ) -> None:
         self.experiment, self.store, self.resources, self.watcher = experiment, store, resources, watcher
         self.fail_fast, self.retry_failed, self.failed = fail_fast, retry_failed, False
+        self.repeated = repeated
         self.plans = {plan.variant.name: plan for plan in plans}
         self.stored = stored
         self.software = machine.software()
@@ -211,7 +213,7 @@ class Run:
         memory_bytes = capacity.available(self.resources.device) if first else None
         for name, task in first.items():
             if received:
-                return
+                break
             self.watcher.aside(f"seeking the largest steps that fit: {name}")
             log, threads = str(self.store.log_path(task.trial.trial_id)), self._threads(task)
             found = capacity.measure(
@@ -220,7 +222,8 @@ class Run:
             self.capacities[name] = found
             for column, why in found.lacking.items():
                 _log.warning("not measured of %s: %s (%s)", name, column, why)
-        self.watcher.aside("")
+        if first:
+            self.watcher.aside("")
 
     def _threads(self, task: Task) -> int:
         return task.trial.variant.settings.train.threads or self.resources.threads
@@ -230,7 +233,7 @@ class Run:
         repeats = self.experiment.baseline.settings.profile.repeats
         found = rounds.of_experiment(self.experiment, self.store, self.resources)
         self.store.note_timing(found.document() if found else None)
-        if found is None or repeats is None:
+        if found is None or repeats is None or not self.repeated:
             return []
         return rounds.left(found, self.store, repeats, retry_failed=self.retry_failed)
 
