@@ -97,7 +97,7 @@ def stored(experiment: Experiment, folder: Path, **statuses: str) -> Store:
     for trial in experiment.trials("cpu", 1):
         name = trial.variant.name
         row = {"trial_id": trial.trial_id, "variant": name, "seed": trial.seed, "status": statuses.get(name, "ok")}
-        row |= {"profile_id": trial.profile_id, "attempts": 1}
+        row |= {"profile_id": trial.profile_id, "attempts": 1, "steps": 1}
         store.write_trial(row, {}, {})
     variants = [
         {"name": v.name, "is_baseline": v.is_baseline, "trials": {"0": t.trial_id}}
@@ -275,6 +275,7 @@ def test_a_round_that_fails_is_an_exit_status(
     monkeypatch.setattr(commands, "_tracker", lambda *_, **__: None)
     stored(expand(VARIANTS, "train.threads=1"), Path("results/tiny"))
     command = ["tiny.yaml", "--device", "cpu", "--set", "train.threads=1"]
+    assert "rounds of timing" not in CliRunner().invoke(main, ["run", *command, "--only", "train"]).output
     assert "rounds of timing: 2 left" in CliRunner().invoke(main, ["status", *command]).output
     monkeypatch.setattr(FakeChild, "ends", second_fails)
     done = CliRunner().invoke(main, ["run", *command])
