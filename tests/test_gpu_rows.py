@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from gpu_checks import grid, machine, quickstart
+from gpu_checks import again, grid, machine, quickstart
 from gpu_checks.ledger import Finding, Setup, Stage
 from gpu_checks.runs import Ran, Said
 
@@ -81,8 +81,9 @@ RUNS: dict[str, Variants] = {
         "steady_again": {"deterministic": True},
     },
     "capacity": {"baseline": {}},
+    "again": {"baseline": {}},
 }
-STAGES = [quickstart.FIRST, grid.FIRST, grid.COMPILED, quickstart.LATER, grid.CAPACITY]
+STAGES = [quickstart.FIRST, grid.FIRST, grid.COMPILED, quickstart.LATER, grid.CAPACITY, again.STAGE]
 
 
 def whole(frame: pd.DataFrame) -> pd.DataFrame:
@@ -101,8 +102,25 @@ def ran(setup: Setup, name: str, variants: Variants) -> Ran:
     (setup.reports / name / "report.md").touch()
     trials = [{**ROW, "variant": each, "trial_id": each, **changed} for each, changed in variants.items()]
     profiles = [{"trial_id": each, "metric": "allocator_retries", "value": 0.0} for each in variants]
+    profiles += [
+        {"trial_id": each, "phase": "lengths", "context": length, "metric": metric, "value": value * length}
+        for each in variants
+        for length in (128, 256, 512)
+        for metric, value in {
+            "training_pass_bytes_p50": variants[each].get("bytes_by_length", 1e5),
+            "training_pass_seconds_p50": 1e-5,
+        }.items()
+    ]
+    repeats = [
+        {"place": 2 * n + again + 1, "round": n, "is_partner": bool(again), "metric": "step_seconds_p50"}
+        | {"status": each.get("round_status", "ok"), "value": each.get("round_seconds", 0.01)}
+        for each in variants.values()
+        for n in range(2)
+        for again in range(2)
+    ]
     status = 0 if all({**ROW, **each}["status"] == "ok" for each in variants.values()) else 1
-    results = Results(folder, plan, whole(pd.DataFrame(trials)), pd.DataFrame(), pd.DataFrame(profiles))
+    tables = {"profiles": pd.DataFrame(profiles), "repeats": pd.DataFrame(repeats)}
+    results = Results(folder, plan, whole(pd.DataFrame(trials)), pd.DataFrame(), **tables)
     return Ran(setup, Said(status, "", "", late=False), results)
 
 
@@ -119,8 +137,9 @@ def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Judge:
         runs = {name: {variant: dict(each) for variant, each in RUNS[name].items()} for name in RUNS}
         for run, variant, columns in faults:
             runs[run][variant] |= columns
-        for module in (quickstart, grid):
+        for module in (quickstart, grid, again):
             monkeypatch.setattr(module, "run", lambda setup, name, *_, **__: ran(setup, name, runs[name]))
+        for module in (quickstart, grid):
             monkeypatch.setattr(module, "earlier", lambda setup, name, _: ran(setup, name, runs[name]))
         return list(stage.run(setup))
 
@@ -179,6 +198,9 @@ FAULTS: list[tuple[Stage, str, str, dict[str, Any], str]] = [
     (quickstart.LATER, "others", "steady", {"val_loss": 2.5000000001}, "the_same_bits_come_out"),
     (quickstart.LATER, "others", "steady", {"deterministic": False}, "the_same_bits_come_out"),
     (grid.CAPACITY, "capacity", "baseline", {"largest_batch": 0}, "the_largest_are_told"),
+    (again.STAGE, "again", "baseline", {"bytes_by_length": -1.0}, "time_and_memory_grow"),
+    (again.STAGE, "again", "baseline", {"round_status": "killed"}, "every_round_is_whole"),
+    (again.STAGE, "again", "baseline", {"round_seconds": 1e-5}, "rounds_time_what_trials_do"),
 ]
 
 

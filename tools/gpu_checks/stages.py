@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_checks import grid, machine, quickstart
+from gpu_checks import again, grid, machine, quickstart
 from gpu_checks.ledger import Stage
 
 STAGES: list[Stage] = [
@@ -12,4 +12,5 @@ STAGES: list[Stage] = [
     grid.COMPILED,
     quickstart.LATER,
     grid.CAPACITY,
+    again.STAGE,
 ]
