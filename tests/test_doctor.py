@@ -21,6 +21,7 @@ from ablate.cli import main
 from ablate.job import Peaks, TimingJob
 from ablate.machine import Resources
 from ablate.profiling import calibrate, energy, lacking, surroundings
+from ablate.profiling import kept as storage
 from ablate.runner import Run
 from ablate.stats import repeats_needed
 
@@ -228,17 +229,24 @@ def test_what_cannot_be_timed_is_no_check(timed: type[TwiceTimed], monkeypatch: 
     assert code == 1
     assert "not timed: killed: train: signal 9" in output
     assert calibrate.kept_aa(dict.fromkeys(calibrate.IDENTITY)) is None
-    assert not list(calibrate.folder().glob("aa-*"))
+    assert not list(storage.folder().glob("aa-*"))
 
 
 def test_a_check_is_kept_beside_the_calibration_and_shown(timed: type[TwiceTimed]) -> None:
     aa("--aa", "--repeats", "6")
-    (file,) = calibrate.folder().glob("aa-*.json")
+    (file,) = storage.folder().glob("aa-*.json")
     kept = json.loads(file.read_text(encoding="utf-8"))
     what = {name: kept[name] for name in calibrate.IDENTITY}
     assert calibrate.kept_aa(what) == kept
     assert calibrate.kept_aa(what | {"threads": 3}) is None
     assert calibrate.kept_aa(what | {"torch": "2.14.0"}) is None
+    for nonsense in (
+        [1],
+        {"step_seconds_p50": 5},
+        {"step_seconds_p50": kept["figures"]["step_seconds_p50"] | {"sd": "x"}},
+    ):
+        file.write_text(json.dumps(kept | {"figures": nonsense}), encoding="utf-8")
+        assert calibrate.kept_aa(what) is None
     columns = calibration.aa_columns({"aa": kept})
     assert columns["aa_step_ratio_low"] < 1 < columns["aa_step_ratio_high"]
     assert calibration.aa_columns({"aa": None}) == {}
@@ -267,7 +275,7 @@ def test_an_interrupted_check_keeps_nothing(timed: type[TwiceTimed], monkeypatch
     assert code == 130
     assert output == ""
     assert len(timed.taken) == 1
-    assert not list(calibrate.folder().glob("aa-*"))
+    assert not list(storage.folder().glob("aa-*"))
 
 
 def test_trials_alone_on_the_machine_carry_its_check(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -236,7 +237,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
 
     def measure(device: torch.device) -> dict[str, Any]:
         count.append(1)
-        return {**calibrate.identity(device), "matmul": {"fp32": {"flops_per_second": 5.0}}, "timer_seconds": 1e-7}
+        product = {"flops_per_second": 5.0, "median_flops_per_second": 4.0, "size": 256}
+        return {**calibrate.identity(device), "matmul": {"fp32": product}, "timer_seconds": 1e-7}
 
     monkeypatch.setenv("ABLATE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(calibrate, "measure", measure)
@@ -256,15 +258,29 @@ def test_a_machine_is_measured_once(measured: list[int], tmp_path: Path, monkeyp
     assert len(measured) == 3
 
 
+WRONG = ("fast", -5, 0, math.nan, math.inf)
+
+
 def test_a_broken_or_forbidden_cache_costs_a_measurement_and_no_more(
     measured: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calibrate.calibrated(CPU, anew=False)
     (file,) = (tmp_path / "cache").iterdir()
-    for broken in ("{", "[]", "{}", json.dumps({**json.loads(file.read_text(encoding="utf-8")), "threads": 0})):
+    whole = json.loads(file.read_text(encoding="utf-8"))
+    product = whole["matmul"]["fp32"]
+    peaks = (
+        [],
+        None,
+        {"fp32": 5},
+        {"fp32": {"size": 1}},
+        *({"fp32": product | {"flops_per_second": each}} for each in WRONG),
+    )
+    wrong = [{"threads": 0}, {"timer_seconds": -1}, *({"matmul": each} for each in peaks)]
+    for broken in ("{", "[]", "{}", "[" * 200_000, *(json.dumps(whole | each) for each in wrong)):
+        before = len(measured)
         file.write_text(broken, encoding="utf-8")
         assert calibrate.calibrated(CPU, anew=False)["matmul"]
-    assert len(measured) == 5
+        assert len(measured) == before + 1, broken[:100]
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ABLATE_CACHE", str(tmp_path / "file" / "below"))
     assert calibrate.calibrated(CPU, anew=False)["matmul"]

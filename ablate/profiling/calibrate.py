@@ -7,19 +7,14 @@ faster. It is what utilisation is measured against.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import math
 import os
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise, product
 from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -27,6 +22,7 @@ import psutil
 import torch
 
 from ablate.job import CalibrationJob
+from ablate.profiling import kept
 from ablate.profiling.clock import Clock, clock_for
 from ablate.profiling.device import datasheet_flops, device_name, gpu_uuid
 from ablate.profiling.energy import EnergyMeter
@@ -147,57 +143,25 @@ def measure(device: torch.device) -> dict[str, Any]:
 # --- Stored once a machine --------------------------------------------------------------------------------------------
 
 
-def folder() -> Path:
-    """The user's cache folder, or where ABLATE_CACHE says."""
-    if own := os.environ.get("ABLATE_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ablate"
-
-
 def calibrated(device: torch.device, *, anew: bool) -> dict[str, Any]:
-    """The stored calibration of this device, or else a new one, which is stored where that can be done."""
+    """The kept calibration of this device, or else a new one, which is kept where that can be done."""
     what = identity(device)
-    file = _file("calibration", what)
-    known = None if anew else _read(file, what, {"matmul", "timer_seconds"})
-    if known:
+    if not anew and (known := kept.read("calibration", what)):
         return known
     found = measure(device)
-    _write(file, found)
+    kept.write("calibration", what, found)
     return found
 
 
 def keep_aa(found: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Store what an A/A check found of the device that a calibration is of, in place of what an earlier one did."""
+    """Keep what an A/A check found of the device that a calibration is of, in place of what an earlier one did."""
     what = {key: found.get(key) for key in IDENTITY}
-    _write(_file("aa", what), {**what, **facts})
+    kept.write("aa", what, {**what, **facts})
 
 
 def kept_aa(what: dict[str, Any]) -> dict[str, Any] | None:
     """What the last A/A check found of a device with this identity."""
-    return _read(_file("aa", what), what, {"figures", "measured_at", "repeats"})
-
-
-def _file(kind: str, what: dict[str, Any]) -> Path:
-    key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
-    return folder() / f"{kind}-{key}.json"
-
-
-def _read(file: Path, what: dict[str, Any], needed: set[str]) -> dict[str, Any] | None:
-    """None where there is none, or one of something else."""
-    try:
-        known = json.loads(file.read_text(encoding="utf-8"))
-        whole = all(known[key] == value for key, value in what.items()) and needed <= known.keys()
-        return known if whole else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _write(file: Path, found: dict[str, Any]) -> None:
-    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
-    with contextlib.suppress(OSError):  # in a home that cannot be written it is measured again the next time
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(file)
+    return kept.read("aa", what)
 
 
 def main(job: CalibrationJob, connection: Connection) -> None:
