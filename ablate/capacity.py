@@ -17,7 +17,7 @@ from ablate.job import CapacityJob
 from ablate.plan import VariantPlan
 from ablate.results import Columns
 
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 20.0
 """For the step of a try, and as long again for what comes before it."""
 
 MOST = {"largest_batch": 2**16, "largest_length": 2**20}
@@ -107,9 +107,10 @@ def measure(
     memory_bytes: int | None,
     log: str,
     stopped: Callable[[], bool] = lambda: False,
+    trying: Callable[[str], None] = lambda size: None,
 ) -> Capacity:
-    """Seek both for a variant, until found or `stopped`."""
-    tries = Tries(plan, device, threads, memory_bytes, log, stopped)
+    """Seek both for a variant, until found or `stopped`; each size is told before it is tried."""
+    tries = Tries(plan, device, threads, memory_bytes, log, stopped, trying)
     length = plan.variant.settings.train.length
     searches: list[tuple[str, Size, int]] = [
         ("largest_batch", lambda n: (n, length), 1),
@@ -147,9 +148,10 @@ class Tries:
         memory_bytes: int | None,
         log: str,
         stopped: Callable[[], bool],
+        trying: Callable[[str], None],
     ) -> None:
         self.plan, self.device, self.threads, self.memory_bytes = plan, device, threads, memory_bytes
-        self.log, self.stopped = log, stopped
+        self.log, self.stopped, self.trying = log, stopped, trying
         self.done: dict[tuple[int, int], Try] = {}
 
     def answer(self, size: Size, n: int) -> Answer:
@@ -160,6 +162,7 @@ class Tries:
         """What came of such a step. Raises `NoAnswerError`."""
         size = (sequences, length)
         if size not in self.done:
+            self.trying(f"{sequences:,} x {length:,} tokens")
             self.done[size] = self._try(sequences, length)
         return self.done[size]
 

@@ -299,7 +299,9 @@ def list_(slot: str | None, as_json: bool) -> int:
 @JSON
 @command
 def describe(target: str, variant: str | None, plot: Path | None, sets: tuple[str, ...], as_json: bool) -> int:
-    """Describe a choice (attention/gqa, ./own.py), a preset (preset/llama-7b), or the variants of FILE."""
+    """Describe a choice (attention/gqa, ./own.py), a preset (preset/llama-7b), a section of the file (train, profile),
+    or the variants of FILE.
+    """
     from ablate import commands
 
     if plot is not None:

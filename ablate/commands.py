@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ablate import document
-from ablate.choice import Faults, SettingsError
+from ablate.choice import Faults, Settings, SettingsError
 from ablate.mlflow_view import LOCAL_URL, comparison_links
 from ablate.results import Results, ResultsError, Store, is_only_profiled, load, places
 
@@ -53,8 +53,6 @@ class Wanted:
         parts = ["python", "-m", "ablate", "run", self.file]
         for change in self.sets:
             parts += ["--set", change]
-        if self.only:
-            parts += ["--only", self.only]
         return shlex.join(parts)
 
 
@@ -365,8 +363,15 @@ def sync(target: str, results: Path) -> SyncResult:
 
 @_aside()
 def describe_choice(word: str) -> dict[str, Any]:
-    """Settings and source of a choice, given as `slot/name` or as a name. Raises `Faults`."""
+    """Settings and source of a choice, given as `slot/name` or as a name; also of a file's section. Raises `Faults`."""
     from ablate import registry
+    from ablate.settings import ProfileSettings, TrainSettings
+
+    sections: dict[str, type[Settings]] = {"train": TrainSettings, "profile": ProfileSettings}
+    if section := sections.get(word):
+        text = inspect.cleandoc(section.__doc__ or "")
+        facts = {"slot": "section", "name": word, "summary": text.partition("\n")[0], "text": text}
+        return {**facts, "settings": _settings_facts(section.model_json_schema())}
 
     slot, name = _slot_and_name(word)
     kind = registry.config_class(slot, name)
@@ -408,7 +413,7 @@ def _slot_and_name(word: str) -> tuple[str, str]:
     if found := [each for each in known if each[1] == word]:
         return found[0]
     names = [*(f"{slot}/{name}" for slot, name in known), *(name for _, name in known)]
-    names += [f"preset/{name}" for name in catalogue.names(catalogue.PRESETS)]
+    names += [*(f"preset/{name}" for name in catalogue.names(catalogue.PRESETS)), "train", "profile"]
     raise Faults([unknown(word, names, "choice", ())])
 
 

@@ -214,10 +214,15 @@ class Run:
         for name, task in first.items():
             if received:
                 break
-            self.watcher.aside(f"seeking the largest steps that fit: {name}")
             log, threads = str(self.store.log_path(task.trial.trial_id)), self._threads(task)
             found = capacity.measure(
-                self.plans[name], self.resources.device, threads, memory_bytes, log, lambda: bool(received)
+                self.plans[name],
+                self.resources.device,
+                threads,
+                memory_bytes,
+                log,
+                lambda: bool(received),
+                lambda size, name=name: self.watcher.aside(f"does a step fit: {name}, {size}"),  # type: ignore[misc]
             )
             self.capacities[name] = found
             for column, why in found.lacking.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -82,7 +83,11 @@ def profiles(evidence: Evidence) -> str:
     parts = [f"### {escape(phase)}\n\n{text}" for phase, text in tables if text]
     if not parts:
         return ""
-    intro = "Median over the trials that ended ok (n); in brackets the spread within a trial (p90 - p10)."
+    intro = (
+        "Median over the trials that ended ok (n); in brackets the spread: within a trial (p90 - p10), or between the "
+        "trials (largest - smallest) where that is wider. Of two middle trials the geometric mean, so that times and "
+        "speeds tell the same."
+    )
     return "\n\n".join(["## Profiles", intro, *parts])
 
 
@@ -134,12 +139,15 @@ def _profile_cell(rows: Sequence[Row], name: str) -> str:
         return NOT_MEASURED
     metric = metric_of(name)
     text = number(_median(values), metric)
-    return f"{text} ({number(_median(spreads), metric)})" if spreads else text
+    return f"{text} ({number(max(_median(spreads), max(values) - min(values)), metric)})" if spreads else text
 
 
 def _median(values: Sequence[float]) -> float:
-    # Whole numbers that agree stay whole.
-    return values[0] if len(set(values)) == 1 else statistics.median(values)
+    """Whole numbers that agree stay whole."""
+    if len(set(values)) == 1:
+        return values[0]
+    low, high = statistics.median_low(values), statistics.median_high(values)
+    return math.sqrt(low * high) if low > 0 and low != high else (low + high) / 2
 
 
 # --- Failures ---------------------------------------------------------------------------------------------------------

@@ -281,7 +281,7 @@ def _device_column(devices: str) -> tuple[str, Cell]:
     def cell(variant: Variant) -> str:
         return number(variant.facts.get("kv_cache_bytes_by_devices", {}).get(devices), CACHE)
 
-    return f"KV cache on each of {devices} (bytes)", cell
+    return f"KV cache a device, {devices} of them (bytes)", cell
 
 
 def _is_known(variants: Sequence[Variant], metric: Metric) -> bool:

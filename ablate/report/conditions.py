@@ -261,8 +261,8 @@ def _busy_machine(evidence: Evidence) -> Iterator[str]:
     seen = evidence.range_of("other_load_cores")
     if seen and seen[1] > OTHER_LOAD:
         yield (
-            f"Other programs kept {seen[0]:.1f} to {seen[1]:.1f} cores busy while trials were measured, other trials "
-            "included: compare speeds and times with care."
+            f"Up to {seen[1]:.1f} cores were busy with something else while a trial was measured, trials beside it "
+            "among that: compare speeds and times with care."
         )
 
 
