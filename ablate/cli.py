@@ -299,9 +299,7 @@ def list_(slot: str | None, as_json: bool) -> int:
 @JSON
 @command
 def describe(target: str, variant: str | None, plot: Path | None, sets: tuple[str, ...], as_json: bool) -> int:
-    """Describe a choice (attention/gqa, ./own.py), a preset (preset/llama-7b), a section of the file (train, profile),
-    or the variants of FILE.
-    """
+    """Describe a choice (attention/gqa), a preset (preset/llama-7b), a section (train, profile), or FILE's variants."""
     from ablate import commands
 
     if plot is not None:

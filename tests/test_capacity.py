@@ -121,7 +121,7 @@ def test_a_run_finds_the_largest_that_fit_whatever_the_order(
     assert "### capacity" not in told
 
     for place, value in enumerate(map(int, (narrow, wide))):
-        alone = Tries(planned(experiment, place), "cpu", 1, MEMORY, log, lambda: False)
+        alone = Tries(planned(experiment, place), "cpu", 1, MEMORY, log, lambda: False, lambda size: None)
         assert alone.at(value, 64).answer == "fits"
         assert alone.at(value + max(1, value // FINEST), 64).answer == "memory"
 
@@ -170,7 +170,9 @@ def test_a_step_that_takes_too_long_is_no_lack_of_memory(
 
 def test_a_try_is_ended_after_its_time(experiment: Experiment, log: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "LIMIT_SECONDS", 0.0)
-    assert Tries(planned(experiment), "cpu", 1, MEMORY, log, lambda: False).at(1, 64).answer == "time"
+    assert (
+        Tries(planned(experiment), "cpu", 1, MEMORY, log, lambda: False, lambda size: None).at(1, 64).answer == "time"
+    )
 
 
 # --- One try ----------------------------------------------------------------------------------------------------------

@@ -878,9 +878,24 @@ def test_profiles_give_median_and_spread(plain_text: Any) -> None:
     assert found == [
         [
             ["variant", "batch", "context", "tokens_per_second", "n"],
-            ["baseline", "8", "512", "400.0 (5.000)", "3"],
+            ["baseline", "8", "512", "400.0 (800.0)", "3"],
         ]
     ]
+    alone = [each | {"spread": 5.0} for each in profiles[1:2]]
+    assert "400.0 (5.000)" in section(plain_text(results(rows, profiles=alone)), "Profiles")
+
+
+def test_times_and_speeds_of_two_trials_tell_the_same(plain_text: Any) -> None:
+    rows = [trial("baseline", seed, 2.5) for seed in range(2)]
+    values = {"decode_seconds_per_token_p50": (0.002, 0.008), "decode_tokens_per_second": (500.0, 125.0)}
+    cell_of = {"phase": "decode", "batch": 1, "context": 512, "spread": None}
+    profiles = [
+        {**cell_of, "trial_id": row["trial_id"], "metric": metric, "value": each[row["seed"]]}
+        for metric, each in values.items()
+        for row in rows
+    ]
+    (table,) = tables_of(section(plain_text(results(rows, profiles=profiles)), "Profiles"))
+    assert table[1] == ["baseline", "1", "512", "4.000", "250.0", "2"]
 
 
 def test_points_that_a_log_axis_cannot_show_are_counted(tmp_path: Path) -> None:
@@ -905,12 +920,12 @@ def test_a_device_that_was_held_back_or_shared_is_told(plain_text: Any) -> None:
     ]
     text = section(plain_text(results(rows)), "Read with care")
     assert "held back (hw_slowdown, sw_power_cap) while it trained a:" in text
-    assert "kept 0.1 to 1.3 cores busy" in text
+    assert "Up to 1.3 cores were busy with something else" in text
     assert "Not the same measured matmul peak" in text
     quiet = [trial(name, 0, 2.5, throttle_reasons="none", other_load_cores=0.4) for name in ("baseline", "a")]
     text = plain_text(results(quiet))
     assert "held back" not in text
-    assert "cores busy" not in text
+    assert "cores were busy" not in text
 
 
 def test_nothing_above_zero_is_no_data(tmp_path: Path) -> None:
