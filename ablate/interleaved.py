@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from ablate.metrics import TIMED, Timing
-from ablate.stats import Ratio, finite, paired_ratio
+from ablate.stats import Ratio, TimingVerdict, finite, paired_ratio
 
 Row = Mapping[str, Any]
+
+Said = TimingVerdict | Literal["withheld", "A/A too coarse"]
+"""What is said of a time: its verdict, or why it has none."""
 
 
 @dataclass(frozen=True)
@@ -62,3 +65,16 @@ class Rounds:
         """The baseline at the end of a round by the baseline at its beginning: the A/A check."""
         again = self.values(kind, self.baseline, partner=True)
         return paired_ratio(again, self.values(kind, self.baseline))
+
+    def verdict(self, kind: Timing, variant: str) -> Said:
+        """What may be said of a variant's time: nothing unless the baseline does not differ from itself.
+
+        A check that would miss much says nothing of what it would miss. What it would see, it did not see: a variant
+        whose whole interval lies beyond that differs by more than the order of a round, or chance, gives.
+        """
+        check, measured = self.against_itself(kind), self.against_baseline(kind, variant)
+        if not check.holds_equality or check.visible is None:
+            return "withheld"
+        if check.is_coarse and not measured.is_beyond(check.visible):
+            return "A/A too coarse"
+        return measured.verdict

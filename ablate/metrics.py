@@ -30,7 +30,7 @@ class Metric:
     label: str
     unit: str
     direction: Direction | None  # None: neither way is better, so that no value is ever marked as best
-    timing: Timing | None  # a time, a speed or what is made of one: never called best without an A/A check
+    timing: Timing | None  # a time, a speed or what is made of one, energy too: never best without an A/A check
     noisy: bool  # measured with spread; an exact value is the same for every seed
     scale: float  # the stored value divided by this is shown
     decimals: int | None  # None: four significant digits
@@ -68,7 +68,8 @@ def _time(column: str, label: str, unit: str, scale: float) -> Metric:
 
 
 def _energy(column: str, label: str) -> Metric:
-    return _noisy(column, label, "J/token", "lower", None, 1, None)
+    # Power by time, and no repeats measure it.
+    return _noisy(column, label, "J/token", "lower", "other", 1, None)
 
 
 def _memory(column: str, label: str) -> Metric:

@@ -14,7 +14,14 @@ from typing import Any, Literal
 from ablate.metrics import Direction
 
 Verdict = Literal[
-    "better", "worse", "different", "no clear difference", "single seed", "no common seed", "another task"
+    "better",
+    "worse",
+    "different",
+    "no clear difference",
+    "single seed",
+    "no common seed",
+    "another task",
+    "trained against only profiled",
 ]
 
 TimingVerdict = Literal["faster", "slower", "no clear difference", "single round", "no common round"]
@@ -26,6 +33,16 @@ POWER = 0.9
 
 SOUGHT = 0.05
 """The relative difference that repeats are recommended for."""
+
+MOST_HIDDEN = 0.1
+"""A check that would miss a larger relative difference is no check: what it found equal may be anything. Twice what
+repeats are recommended for, so that rounds as recommended pass also where chance makes them look noisier.
+"""
+
+VISIBLE_HALF_WIDTHS = 1.66
+"""A slowdown is found with a probability of `POWER` where it is so many half-widths of a 95 % t interval: 1.57 to 1.66,
+as the number of rounds has it.
+"""
 
 SD_CONFIDENCE = 0.8
 """How sure the sd is to be that repeats are planned with."""
@@ -81,6 +98,22 @@ class Ratio:
     def holds_equality(self) -> bool:
         """Whether there is an interval and it holds equality."""
         return self.verdict == "no clear difference"
+
+    @property
+    def visible(self) -> float | None:
+        """The relative slowdown that so many rounds at this noise find; None where there is no interval."""
+        return None if self.sd is None else smallest_visible(self.sd, self.n)
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether more than `MOST_HIDDEN` would go unseen."""
+        return self.visible is None or self.visible > MOST_HIDDEN
+
+    def is_beyond(self, difference: float) -> bool:
+        """Whether the whole interval is further from equality than a relative difference, to either side."""
+        if self.low is None or self.high is None:
+            return False
+        return self.low > 1 + difference or self.high < 1 / (1 + difference)
 
 
 def finite(value: Any) -> float | None:
@@ -144,6 +177,11 @@ def smallest_visible(sd: float, n: int) -> float:
 
     shift = float(nctdtrinc(n - 1, 1 - POWER, _t_quantile(n - 1)))
     return math.expm1(shift * sd / math.sqrt(n))
+
+
+def visible_by_interval(low: float, high: float) -> float:
+    """The same by the interval of a ratio alone, where nobody says how many rounds it is of; never too little."""
+    return math.expm1(VISIBLE_HALF_WIDTHS * math.log(high / low) / 2)
 
 
 def repeats_needed(sd: float, n: int, difference: float = SOUGHT, power: float = POWER) -> int | None:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,11 +22,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from ablate.metrics import TIMED, Timing
+from ablate.metrics import METRICS, TIMED, Timing
 from ablate.report import executed, write_report
 from ablate.report.text import escape, table
 from ablate.results import Results
 from ablate.schema import CURVES, PROFILES, REPEATS, TRIALS
+from ablate.stats import MOST_HIDDEN, repeats_needed
 
 GOLDEN = Path(__file__).parent / "golden" / "report.md"
 NAN = math.nan
@@ -506,12 +508,14 @@ def test_what_did_not_end_ok_does_not_compete(plain_text: Any) -> None:
 
 
 def test_higher_is_better_where_the_metric_says_so(plain_text: Any) -> None:
-    rows = speeds("decode_tokens_per_second")
-    rounds = repeats("decode", baseline=[1.0, 1.1], again=[1.1, 1.0])
-    text = plain_text(results(rows, rounds=rounds))
+    text = plain_text(results(speeds("train_tokens_per_second", **CHECKED)))
     # Differences without any spread are as clear as can be.
-    assert cell(text, "a", "decode ↑").startswith("**201.7")
-    assert "**" not in cell(text, "baseline", "decode ↑")
+    assert cell(text, "a", "training ↑").startswith("**201.7")
+    assert "**" not in cell(text, "baseline", "training ↑")
+
+
+CHECKED = {"aa_step_ratio_low": 0.98, "aa_step_ratio_high": 1.03, "trials_at_once": 1.0}
+"""Of trials before which the machine was found to time alike what is alike."""
 
 
 def speeds(column: str, **columns: Any) -> list[Row]:
@@ -526,6 +530,7 @@ def speeds(column: str, **columns: Any) -> list[Row]:
 
 EQUAL, DIFFERS = [1.01, 1.0, 1.02], [1.11, 1.1, 1.12]
 BASE, SLOW = [1.0, 1.02, 1.01], [2.0, 2.05, 2.0]
+ROUNDS = repeats("step", baseline=BASE, a=SLOW, again=EQUAL)
 
 
 def test_a_variant_that_takes_longer_is_slower(plain_text: Any) -> None:
@@ -554,7 +559,99 @@ def test_where_the_baseline_differs_from_itself_verdicts_are_withheld(plain_text
     assert "it differs from itself" in section(text, "Speed, interleaved")
     assert "The baseline timed against itself differs (step): verdicts" in section(text, "Read with care")
     assert "**" not in cell(text, "a", "training ↑")
+    assert "a training step, interleaved, takes +99.7 % [+95.9, +103.4]: verdict withheld." in text
+
+
+NOISY = [0.8, 1.25, 1.05]
+"""What such a baseline takes again: no difference from itself, but neither would a large one be one."""
+
+
+def test_an_aa_check_that_sees_little_vouches_for_little(plain_text: Any) -> None:
+    rounds = repeats("step", baseline=[1.0] * 3, near=[1.2] * 3, far=[3.0] * 3, quick=[0.3] * 3, again=NOISY)
+    names = ("baseline", "near", "far", "quick")
+    text = plain_text(results([trial(name, 0, 2.5) for name in names], rounds=rounds))
+    lines = table_rows(section(text, "Speed, interleaved"), "verdict")
+    assert [lines[name]["verdict"] for name in names[1:]] == ["A/A too coarse", "slower", "faster"]
+    assert "no difference from itself; one of +141.7 % would have been seen" in text
+    assert "**That is too coarse**" in section(text, "Speed, interleaved")
+    told = section(text, "Read with care")
+    assert "The A/A check of 3 rounds is too coarse (step): it would miss a difference of 10 %" in told
+    logs = [math.log(each) for each in NOISY]
+    assert f"`profile: {{repeats: {repeats_needed(statistics.stdev(logs), 3, 0.1)}}}`" in told
+    assert "interleaved, takes +20.0 % [+20.0, +20.0]: A/A too coarse." in text
+    assert "interleaved, takes +200.0 % [+200.0, +200.0]: slower." in text
+
+
+def test_an_aa_check_that_no_number_of_rounds_mends_says_so(plain_text: Any) -> None:
+    rounds = repeats("step", baseline=[1.0] * 3, a=[1.2] * 3, again=[0.05, 20.0, 1.0])
+    told = section(plain_text(results(speeds("train_tokens_per_second"), rounds=rounds)), "Read with care")
+    assert "At this noise it takes over 1,000 rounds" in told
+
+
+def test_trials_that_ran_beside_others_have_no_verdict_by_rounds_of_processes_alone(plain_text: Any) -> None:
+    # By trials a has twice the speed, by rounds half of it.
+    rows = [row | CHECKED for row in speeds("train_tokens_per_second", decode_tokens_per_second=50.0, mfu=0.2)]
+    rounds = repeats("step", baseline=BASE, a=SLOW, again=EQUAL) + repeats("decode", baseline=BASE, a=BASE, again=EQUAL)
+    text = plain_text(results(rows, rounds=rounds))
+    assert "a training step, interleaved, takes +99.7 % [+95.9, +103.4]: slower." in text
+    assert "training tokens/s" not in section(text, "Summary")
+    for heading in ("training ↑", "decode ↑", "model FLOPs"):
+        assert "**" not in cell(text, "a", heading), heading
+
+
+def test_what_was_no_member_of_the_rounds_has_no_verdict_by_them(plain_text: Any) -> None:
+    rows = [*speeds("train_tokens_per_second", **CHECKED)]
+    rows += [row | {"variant": "b", "trial_id": f"b-{row['seed']}"} for row in rows if row["variant"] == "a"]
+    text = plain_text(results(rows, rounds=repeats("step", baseline=BASE, a=SLOW, again=EQUAL)))
+    assert "**b**" in text
+    (line,) = [line for line in section(text, "Summary").splitlines() if line.startswith("- **b**")]
+    assert line.endswith("training tokens/s ×1.98 (no verdict).")
+    assert "**" not in cell(text, "b", "training ↑")
+    assert "Not timed in interleaved repeats, so that no verdict on speed is given: b." in text
+
+
+def test_rounds_of_another_baseline_are_not_quoted(plain_text: Any) -> None:
+    rounds = [row | {"variant": {"baseline": "old"}.get(row["variant"], row["variant"])} for row in ROUNDS]
+    text = plain_text(results(speeds("train_tokens_per_second"), rounds=rounds))
     assert "training tokens/s ×1.98 (no verdict)" in text
+
+
+def test_energy_is_never_best(plain_text: Any) -> None:
+    for column in ("energy_joules_per_token", "decode_energy_joules_per_token"):
+        assert METRICS[column].timing == "other"
+        text = plain_text(results(speeds(column, **CHECKED)))
+        assert "**" not in cell(text, "baseline", METRICS[column].heading), column
+
+
+@pytest.mark.parametrize("column", ["train_tokens_per_second", "peak_rss_bytes"])
+def test_what_only_profiled_trials_measured_does_not_compete_with_trained_ones(column: str, plain_text: Any) -> None:
+    rows = speeds(column, **CHECKED)
+    best = "a" if column == "train_tokens_per_second" else "baseline"
+    heading = METRICS[column].heading
+    assert "**" in cell(plain_text(results(rows)), best, heading), "it would be seen"
+    rows = [row | ({"steps": None, "val_loss": None} if row["variant"] == "a" else {}) for row in rows]
+    text = plain_text(results(rows))
+    assert "**" not in cell(text, best, heading)
+    compared = "training tokens/s do not compare (trained against only profiled)" in text
+    assert compared == (column == "train_tokens_per_second")
+
+
+def test_the_definitions_have_the_figures_of_the_code(plain_text: Any) -> None:
+    from ablate import capacity, trial
+    from ablate.profiling import clock
+
+    text = plain_text(results([profiled("baseline", 0)]))
+    assert f"at most {trial.MOST_STEPS} steps" in text
+    told = " ".join(section(text, "What the numbers mean").split())
+    most = capacity.MOST
+    assert f"a step's time ({capacity.LIMIT_SECONDS:.0f} s)" in told
+    assert f"({most['largest_batch']:,} sequences, {most['largest_length']:,} tokens)" in told
+    assert f"up to {clock.MOST_SAMPLES:,} a series" in told
+    assert f"the same over at least {clock.WINDOW_STEPS} steps on end" in told
+    assert (capacity.KEPT_BACK, capacity.FINEST) == (0.1, 8)
+    assert "a tenth is kept back" in told
+    assert "Exact below 16, else to an eighth" in told
+    assert f"would have found one of {MOST_HIDDEN * 100:.0f} %" in told
 
 
 def test_one_round_vouches_for_nothing(plain_text: Any) -> None:
@@ -578,27 +675,38 @@ def test_without_an_aa_check_no_timing_is_best(plain_text: Any) -> None:
     assert "`python -m ablate doctor --aa`" in told
 
 
-@pytest.mark.parametrize(("low", "high", "is_bold"), [(0.98, 1.03, True), (1.02, 1.07, False), (None, None, False)])
-def test_the_check_of_the_machine_vouches_for_training(
-    low: float | None, high: float | None, is_bold: bool, plain_text: Any
+@pytest.mark.parametrize(
+    ("low", "high", "at_once", "said"),
+    [
+        (0.98, 1.03, 1.0, None),
+        (0.98, 1.03, 1.05, None),
+        (0.98, 1.03, 1.2, "No A/A check stands behind times and speeds (step)"),
+        (0.98, 1.03, None, "No A/A check stands behind times and speeds (step)"),
+        (1.02, 1.07, 1.0, "timed against itself differs (step)"),
+        (0.37, 1.42, 1.0, "The A/A check of the machine is too coarse (step)"),
+        (None, None, 1.0, "No A/A check stands behind times and speeds (step)"),
+    ],
+)
+def test_the_check_of_the_machine_vouches_for_training_alone_on_it(
+    low: float | None, high: float | None, at_once: float | None, said: str | None, plain_text: Any
 ) -> None:
-    rows = speeds("train_tokens_per_second", aa_step_ratio_low=low, aa_step_ratio_high=high)
-    text = plain_text(results(rows))
-    assert cell(text, "a", "training ↑").startswith("**") == is_bold
-    assert ("timed against itself differs (step)" in text) == (low == 1.02)
-    assert ("No A/A check" in text) == (low is None)
-    rows = speeds("decode_tokens_per_second", aa_step_ratio_low=low, aa_step_ratio_high=high)
-    assert "**" not in cell(plain_text(results(rows)), "a", "decode ↑")
+    checked = {"aa_step_ratio_low": low, "aa_step_ratio_high": high, "trials_at_once": at_once}
+    text = plain_text(results(speeds("train_tokens_per_second", **checked)))
+    assert cell(text, "a", "training ↑").startswith("**") == (said is None)
+    assert ("training tokens/s ×1.98 (no verdict)" in text) == (said is not None)
+    assert said is None or said in section(text, "Read with care")
+    text = plain_text(results(speeds("decode_tokens_per_second", **checked)))
+    assert "**" not in cell(text, "a", "decode ↑")
 
 
 def test_a_variant_without_a_check_takes_the_verdict_from_all(plain_text: Any) -> None:
-    rows = speeds("train_tokens_per_second", aa_step_ratio_low=0.98, aa_step_ratio_high=1.03)
+    rows = speeds("train_tokens_per_second", **CHECKED)
     rows[0]["aa_step_ratio_low"] = None
     assert "**" not in cell(plain_text(results(rows)), "a", "training ↑")
 
 
 def test_repeats_go_before_the_check_of_the_machine(plain_text: Any) -> None:
-    rows = speeds("train_tokens_per_second", aa_step_ratio_low=0.98, aa_step_ratio_high=1.03)
+    rows = speeds("train_tokens_per_second", **CHECKED)
     text = plain_text(results(rows, rounds=repeats("step", baseline=BASE, a=SLOW, again=DIFFERS)))
     assert "**" not in cell(text, "a", "training ↑")
 

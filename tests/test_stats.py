@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ablate.metrics import METRICS, TIMED, Metric, metric_of
 from ablate.stats import (
+    Ratio,
     finite,
     paired_difference,
     paired_ratio,
@@ -24,6 +25,7 @@ from ablate.stats import (
     summarize,
     upper_sd,
     values_by_seed,
+    visible_by_interval,
 )
 
 LOSSES = st.lists(st.floats(-100, 100), min_size=2, max_size=8)
@@ -221,6 +223,23 @@ def test_what_can_be_seen_is_what_scipys_noncentral_t_finds(sd: float, n: int) -
     assert scipy.stats.nct.sf(edge, n - 1, shift) == pytest.approx(0.9, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "is_beyond"),
+    [(1.21, 2.0, True), (1.19, 2.0, False), (0.5, 0.83, True), (0.5, 0.84, False), (None, None, False)],
+)
+def test_the_whole_interval_lies_beyond_a_difference(low: float | None, high: float | None, is_beyond: bool) -> None:
+    assert Ratio(1.5, low, high, 0.1, 3, "slower").is_beyond(0.2) == is_beyond
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 10, 1000])
+def test_what_an_interval_alone_says_to_be_visible_is_never_too_little(n: int) -> None:
+    rest = paired_ratio({k: 1 + 0.01 * (k % 3) + 0.02 * (k == 1) for k in range(n)}, dict.fromkeys(range(n), 1.0))
+    assert rest.low is not None
+    assert rest.high is not None
+    assert rest.visible is not None
+    assert 1 <= visible_by_interval(rest.low, rest.high) / rest.visible < 1.1
+
+
 def test_the_sd_is_planned_with_at_its_upper_bound() -> None:
     # Of 10 values: chi-squared(9) is below 5.3801 with probability 0.2.
     assert upper_sd(1.0, 10) == pytest.approx(math.sqrt(9 / 5.3801), rel=1e-4)
@@ -294,7 +313,8 @@ def test_an_unknown_metric_has_no_direction() -> None:
         ("compile_seconds", "other"),
         ("val_loss", None),
         ("peak_rss_bytes", None),
-        ("energy_joules_per_token", None),
+        ("energy_joules_per_token", "other"),
+        ("decode_energy_joules_per_token", "other"),
         ("kv_cache_bytes_per_token", None),
     ],
 )

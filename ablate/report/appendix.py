@@ -11,11 +11,15 @@ from ablate.metrics import METRICS, metric_of
 from ablate.report.comparison import LOSS
 from ablate.report.evidence import NOT_FINISHED, Evidence, Row, Variant, outcome_of, shown_outcome
 from ablate.report.text import DOES_NOT_APPLY, NOT_MEASURED, escape, number, plain, table, text_table
-from ablate.stats import finite
+from ablate.report.timing import CHANCE
+from ablate.stats import MOST_HIDDEN, finite
 
 LONGEST_REASON = 300
 
-DEFINITIONS = """## What the numbers mean
+# Figures of modules that import torch stand here as they are; a test holds them to the code.
+HIDDEN = f"{MOST_HIDDEN:.0%}".replace("%", " %")
+
+DEFINITIONS = f"""## What the numbers mean
 
 - validation loss: the sum over all validation tokens divided once by their number, in nats.
 - bits/byte: the same sum in bits, divided by the bytes of the text; it compares tokenizers.
@@ -23,8 +27,10 @@ DEFINITIONS = """## What the numbers mean
 - difference: variant minus baseline, paired by seed, with a 95 % t interval. An interval that holds zero is
   *no clear difference*; a single seed has no interval and no verdict.
 - **bold**: an exact value that is the best, or all that share it; of measured values only one whose paired interval
-  against every other in the table excludes zero, of times and speeds only where an A/A check found no difference.
-  ↓ lower is better, ↑ higher is better.
+  against every other in the table excludes zero. Times, speeds and energies of trials are never bold where there are
+  interleaved repeats, which judge them, and else only the speed of training, where the machine's A/A check found no
+  difference, would have found one of {HIDDEN}, and no trial had another one beside it.
+  Measured figures of trained and of only profiled trials do not compete. ↓ lower is better, ↑ higher is better.
 - n/a: not measured. —: does not apply. A word such as diverged or OOM: how the trials ended. Only ok trials compete.
 - FLOPs per token: matrix products only, of one forward pass at the training length; causal attention counts
   (T+1)/2 keys a query, experts only where active, the output head is in, lookups are 0.
@@ -34,19 +40,26 @@ DEFINITIONS = """## What the numbers mean
 - time against the baseline: the geometric mean over rounds of a variant's time by the baseline's, each round in fresh
   processes one after the other, with a 95 % t interval of the logarithms. A/A: the baseline at the end of a round by
   the baseline at its beginning; where that interval excludes equality, verdicts on this time are withheld. Seen with
-  90 % probability: the slowdown that so many rounds find at this noise nine times out of ten.
+  {CHANCE}: the slowdown that so many rounds find at this noise. An A/A check that finds so surely only more
+  than {HIDDEN} is too coarse: a verdict has then only a variant whose whole interval lies beyond what the check finds,
+  to either side, since so large an effect of the order in a round, or of chance, would have been seen.
+- single values: every timed step, reading and generation is kept in `profiles` with its number (`sample`), up to
+  10,000 a series; of a longer one every second, third, … value.
 - compiled: whether training steps ran through torch.compile to the end, by its own record. Graph breaks: places where
   Python stands between compiled parts. Compilation: the time that it took, before the timed steps; parts that an
   earlier trial compiled come out of torch's cache in less. Kernels in training are those of the compiled step;
   evaluation, decoding, counted FLOPs and the split of memory are of the model as it is written, compiled or not.
-- peak allocated, peak reserved, device used: what tensors held, what the allocator held, what the driver saw.
-  peak RSS: the largest resident memory of the trial's own process.
+- peak allocated, peak reserved: what tensors held, what the allocator held. device used: the most that NVML saw in
+  use on this device, by anybody, while the trial trained; of a slice of a device, or without NVML, what the driver
+  said after training. peak RSS: the largest resident memory of the trial's own process, from the start of its set-up:
+  its gates, evaluation and all that it measures are in it.
 - peak of live tensors: the most bytes that tensors held at once in a training step after training, as operators end.
   Activations: what its forward pass left for the backward pass, logits and loss among it.
 - largest batch, largest sequence: the most sequences of the training length, and the most tokens of one sequence, with
   which a whole training step in one piece, optimizer state included, fits into the memory that was free before the
-  trials, of which on a CPU a tenth is kept back. Exact below 16, else to an eighth: the figure did fit. ≥: not memory
-  ended the search, but a step's time (60 s) or our upper end (65,536 sequences, 1,048,576 tokens).
+  trials, of which on a CPU a tenth is kept back. The step is of the model as it is written, never a compiled one.
+  Exact below 16, else to an eighth: the figure did fit. ≥: not memory ended the search, but a step's time (60 s) or our
+  upper end (65,536 sequences, 1,048,576 tokens).
 - KV cache in memory: what stayed in memory after decoding in the first cell of the profile. On each of n devices: of a
   full-length sequence, where devices share the query heads and a key/value head is copied to all that read it.
 - model FLOPs utilisation (MFU): three times the FLOPs per token, by tokens/s, of the matmul peak that was measured on

@@ -312,8 +312,9 @@ def footnotes(comparison: Comparison) -> list[str]:
     is_trained = not without_training(comparison.variants)
     notes = [
         "**Bold**: the best exact value (all that share it), or a measured one that is clearly better than every "
-        "other in this table, and if it is a timing, where the baseline does not differ from itself; no bold: no clear "
-        "winner. ±: sample standard deviation over seeds."
+        "other in this table; no bold: no clear winner. Times, speeds and energies are those of trials: interleaved "
+        "repeats judge them where there are any, else the speed of training may be bold, where an A/A check of the "
+        "machine stands behind every trial. ±: sample standard deviation over seeds."
     ]
     if any(has_other_budget(each, comparison.baseline) for each in comparison.variants):
         unequal = ": the loss is not at equal budget" if is_trained else ""

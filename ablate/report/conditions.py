@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
+from ablate.interleaved import Rounds
 from ablate.metrics import METRICS, TIMED, Timing
 from ablate.report import executed
 from ablate.report.comparison import LOSS
 from ablate.report.evidence import ONLY_PROFILED, Evidence, Row, Variant, aa_of_machine, without_training
 from ablate.report.text import count_of, escape, list_of, plain, significant, text_table
-from ablate.stats import finite
+from ablate.stats import MOST_HIDDEN, MOST_REPEATS, finite, repeats_needed
 
 # Rows that differ in one of these are not measured, or not trained, under the same conditions.
 SAME_FOR_ALL = {
@@ -268,32 +269,68 @@ def _busy_machine(evidence: Evidence) -> Iterator[str]:
 
 def _withheld_timings(evidence: Evidence) -> Iterator[str]:
     """Timings without a verdict: those of which the baseline differs from itself, and those that nothing checked."""
-    measured = {metric.timing for metric in METRICS.values() if evidence.range_of(metric.column)}
-    doubtful = [kind for kind in TIMED if kind in measured and any(kind not in v.vouched for v in _competing(evidence))]
-    differing = [kind for kind in doubtful if _differs(evidence, kind)]
-    if differing:
+    checks = {kind: _check(evidence, kind) for kind in TIMED if _is_timed(evidence, kind)}
+    found = {said: ", ".join(kind for kind in checks if checks[kind] == said) for said in checks.values()}
+    if "differs" in found:
         yield (
-            f"The baseline timed against itself differs ({', '.join(differing)}): verdicts on these times and speeds "
+            f"The baseline timed against itself differs ({found['differs']}): verdicts on these times and speeds "
             "are withheld, none is marked as best. Time again on a quieter machine, with more rounds: "
             "`profile: {repeats: n}`."
         )
-    if unchecked := [kind for kind in doubtful if kind not in differing]:
+    if "coarse" in found:
+        yield _coarse(evidence.rounds, found["coarse"])
+    if "unknown" in found:
         yield (
-            f"No A/A check stands behind times and speeds ({', '.join(unchecked)}), so that none is marked as best: "
+            f"No A/A check stands behind times and speeds ({found['unknown']}), so that none is marked as best: "
             "ask for `profile: {repeats: n}`; for training alone `python -m ablate doctor --aa` before a run with "
             "`--workers 1` does too."
         )
+    if evidence.rounds.rows:
+        yield from _not_repeated(evidence)
+
+
+def _is_timed(evidence: Evidence, kind: Timing) -> bool:
+    ways = (metric.column for metric in METRICS.values() if metric.timing == kind)
+    return kind in evidence.rounds.timings or any(evidence.range_of(column) for column in ways)
+
+
+def _check(evidence: Evidence, kind: Timing) -> Literal["equal", "differs", "coarse", "unknown"]:
+    """What stands behind the verdicts: the check of the repeats, or of training without them that of the machine."""
+    if evidence.rounds.rows:
+        check = evidence.rounds.against_itself(kind)
+        if check.holds_equality:
+            return "coarse" if check.is_coarse else "equal"
+        return "differs" if check.is_clear else "unknown"
+    of_machine = {aa_of_machine(variant.rows) for variant in _competing(evidence)} if kind == "step" else set()
+    return next((said for said in ("differs", "unknown", "coarse", "equal") if said in of_machine), "unknown")
+
+
+def _coarse(rounds: Rounds, kinds: str) -> str:
+    bound = f"{MOST_HIDDEN * 100:.0f} %"
+    if not rounds.rows:
+        return (
+            f"The A/A check of the machine is too coarse ({kinds}): it may have missed a difference of more than "
+            f"{bound}, so that no time or speed is marked as best. Check with more rounds, on a quieter machine: "
+            "`python -m ablate doctor --aa --repeats n`."
+        )
+    checks = [check for kind in TIMED if (check := rounds.against_itself(kind)).holds_equality and check.is_coarse]
+    needed = [repeats_needed(each.sd, each.n, MOST_HIDDEN) for each in checks if each.sd is not None]
+    enough = [each for each in needed if each is not None]
+    rest = f"`profile: {{repeats: {max(enough)}}}`" if len(enough) == len(needed) else f"over {MOST_REPEATS:,} rounds"
+    return (
+        f"The A/A check of {count_of(max(each.n for each in checks), 'round')} is too coarse ({kinds}): it would miss "
+        f"a difference of {bound}, so that only times far from the baseline's have a verdict. At this noise it takes "
+        f"{rest}; on a quieter machine fewer."
+    )
+
+
+def _not_repeated(evidence: Evidence) -> Iterator[str]:
+    if names := [each.name for each in _competing(evidence) if each.name not in evidence.rounds.members]:
+        yield f"Not timed in interleaved repeats, so that no verdict on speed is given: {list_of(names)}."
 
 
 def _competing(evidence: Evidence) -> list[Variant]:
     return [variant for variant in evidence.variants if variant.competes]
-
-
-def _differs(evidence: Evidence, kind: Timing) -> bool:
-    of_rounds = evidence.rounds.against_itself(kind)
-    if of_rounds.is_clear or of_rounds.holds_equality:
-        return of_rounds.is_clear
-    return kind == "step" and any(aa_of_machine(variant.rows) == "differs" for variant in _competing(evidence))
 
 
 def _differing(evidence: Evidence, label: str, value_of: Callable[[Row], Any]) -> Iterator[str]:

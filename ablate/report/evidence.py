@@ -13,10 +13,22 @@ import pandas as pd
 from ablate.interleaved import Rounds
 from ablate.metrics import LOSSES, Metric, Timing
 from ablate.results import Results, is_only_profiled
-from ablate.stats import Difference, Summary, finite, paired_difference, summarize, values_by_seed
+from ablate.stats import (
+    MOST_HIDDEN,
+    Difference,
+    Summary,
+    finite,
+    paired_difference,
+    summarize,
+    values_by_seed,
+    visible_by_interval,
+)
 
 NOT_FINISHED = "not finished"
 ONLY_PROFILED = "only profiled"
+
+ALONE = 1.05
+"""Trials at once up to which a trial counts as alone: at its ends another one may have been starting or ending."""
 
 Row = Mapping[str, Any]
 
@@ -48,7 +60,7 @@ class Variant:
     trials: Mapping[str, str]  # seed -> trial id, as planned
     facts: Mapping[str, Any]  # its entry in experiment.json
     rows: Sequence[Row]
-    vouched: frozenset[Timing]  # timings that an A/A check stands behind, and found nothing
+    vouched: frozenset[Timing]  # timings of its trials that an A/A check stands behind, and found nothing
 
     @cached_property
     def outcomes(self) -> Counter[str]:
@@ -84,8 +96,13 @@ class Variant:
         """Whether any of its trials ended `ok`."""
         return any(row.get("status") == "ok" for row in self.rows)
 
+    @cached_property
+    def extents(self) -> frozenset[bool]:
+        """Of what competes, whether it was only profiled: of one that was not measured the same, both."""
+        return frozenset(is_only_profiled(row) for row in self.rows if row.get("status") == "ok")
+
     def is_withheld(self, metric: Metric) -> bool:
-        """Whether it is a timing that nothing vouches for, so that no verdict on it is given."""
+        """Whether it is a timing of trials that nothing vouches for, so that no verdict on it is given."""
         return metric.timing is not None and metric.timing not in self.vouched
 
     def by_seed(self, column: str) -> dict[int, float]:
@@ -103,9 +120,15 @@ class Variant:
         return known.pop() if len(known) == 1 else None
 
     def against(self, other: Variant, metric: Metric) -> Difference:
-        """This variant minus the other, paired by seed; losses of different tasks do not compare."""
-        if metric.column in LOSSES and self.task != other.task:
-            return Difference(None, None, None, 0, "another task")
+        """This variant minus the other, paired by seed.
+
+        Losses of different tasks do not compare, nor does what few steps measured with what all of training did.
+        """
+        if metric.column in LOSSES:
+            if self.task != other.task:
+                return Difference(None, None, None, 0, "another task")
+        elif len(self.extents | other.extents) > 1:
+            return Difference(None, None, None, 0, "trained against only profiled")
         return paired_difference(self.by_seed(metric.column), other.by_seed(metric.column), metric.direction)
 
 
@@ -213,23 +236,28 @@ def _variant(entry: Mapping[str, Any], rows: Sequence[Row], rounds: Rounds) -> V
 
 
 def _vouched(rows: Sequence[Row], rounds: Rounds) -> frozenset[Timing]:
-    """By the A/A check of the repeats, or else, of training, by that of the machine, where all rows have one."""
-    checks = {kind: rounds.against_itself(kind) for kind in rounds.timings}
-    judged = {kind: check for kind, check in checks.items() if check.holds_equality or check.is_clear}
-    passed = {kind for kind, check in judged.items() if check.holds_equality}
-    if "step" not in judged and aa_of_machine(rows) == "equal":
-        passed.add("step")
-    return frozenset(passed)
+    """Training, by the A/A check of the machine. Repeats check their own times, which no trial has, and judge alone."""
+    return frozenset[Timing](["step"] if not rounds.rows and aa_of_machine(rows) == "equal" else [])
 
 
-def aa_of_machine(rows: Sequence[Row]) -> Literal["equal", "differs", "unknown"]:
-    """What `doctor --aa` found of this machine before the trials that ended well."""
-    ended_ok = [row for row in rows if row.get("status") == "ok"]
-    lows, highs = ([finite(row.get(f"aa_step_ratio_{side}")) for row in ended_ok] for side in ("low", "high"))
-    known = [(low, high) for low, high in zip(lows, highs, strict=True) if low is not None and high is not None]
-    if not known or len(known) < len(ended_ok):
+def aa_of_machine(rows: Sequence[Row]) -> Literal["equal", "differs", "coarse", "unknown"]:
+    """What `doctor --aa` found of this machine before the trials that ended well, if each was alone on it."""
+    found = [_aa(row) for row in rows if row.get("status") == "ok"]
+    known = [bounds for bounds in found if bounds is not None]
+    if not known or len(known) < len(found):
         return "unknown"
-    return "equal" if all(low <= 1 <= high for low, high in known) else "differs"
+    if not all(low <= 1 <= high for low, high in known):
+        return "differs"
+    return "coarse" if any(visible_by_interval(low, high) > MOST_HIDDEN for low, high in known) else "equal"
+
+
+def _aa(row: Row) -> tuple[float, float] | None:
+    low, high, company = (
+        finite(row.get(name)) for name in ("aa_step_ratio_low", "aa_step_ratio_high", "trials_at_once")
+    )
+    if low is None or high is None or low <= 0 or company is None or company > ALONE:
+        return None
+    return low, high
 
 
 def _seed_of(row: Row) -> int:

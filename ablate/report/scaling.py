@@ -17,8 +17,8 @@ BENT = "§"
 
 INTRO = """Time and memory of one sequence as length to the power of e. Each cell has e, fitted to the medians at all
 lengths (least squares of logarithms), in brackets its 95 % t interval, then e between the two longest lengths alone.
-Forward and backward are with the loss of training and without the optimizer; their memory is the most that they hold
-beyond weights and gradients."""
+Passes are of the model as it is written (eager), also where training steps are compiled. Forward and backward are with
+the loss of training and without the optimizer; their memory is the most that they hold beyond weights and gradients."""
 
 NOT_STRAIGHT = (
     f"{BENT} No power law: between the two longest lengths it grows otherwise than over all. What does not depend on "

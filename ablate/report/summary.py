@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ablate.interleaved import Rounds
 from ablate.metrics import METRICS, Metric
 from ablate.report.comparison import (
     BUDGET,
@@ -15,7 +16,8 @@ from ablate.report.comparison import (
     outcome_text,
 )
 from ablate.report.evidence import ONLY_PROFILED, Evidence, Variant, without_training
-from ablate.report.text import count_of, escape, interval, mean_and_sd, ratio
+from ablate.report.text import count_of, escape, interval, mean_and_sd, ratio, relative_interval
+from ablate.report.timing import WITHHELD
 from ablate.stats import summarize
 
 SPEED = METRICS["train_tokens_per_second"]
@@ -57,7 +59,7 @@ def _sentences(evidence: Evidence) -> Iterator[str]:
     yield _baseline_sentence(baseline)
     shown = others if len(others) <= MOST_SENTENCES else _clearest(others, baseline)
     for each in shown:
-        yield _contrast(each, baseline)
+        yield _contrast(each, baseline, evidence.rounds)
     if len(shown) < len(others):
         yield f"{count_of(len(others) - len(shown), 'more variant')}: see the tables."
 
@@ -77,8 +79,8 @@ def _baseline_sentence(baseline: Variant) -> str:
     return f"{name}: {LOSS.label} {mean_and_sd(loss, LOSS)} {LOSS.unit} ({count_of(loss.n, 'seed')})."
 
 
-def _contrast(variant: Variant, baseline: Variant) -> str:
-    costs = ", ".join(_costs(variant, baseline))
+def _contrast(variant: Variant, baseline: Variant, rounds: Rounds) -> str:
+    costs = ", ".join(_costs(variant, baseline, rounds))
     return f"**{escape(variant.name)}**: {_loss_part(variant, baseline)}" + (f"; {costs}." if costs else ".")
 
 
@@ -105,18 +107,27 @@ def _no_result(variant: Variant) -> str:
     return f"no valid result ({why})"
 
 
-def _costs(variant: Variant, baseline: Variant) -> Iterator[str]:
+def _costs(variant: Variant, baseline: Variant, rounds: Rounds) -> Iterator[str]:
     """The ratios to the baseline of what is paid: cache, size and speed."""
     for label, metric in (("KV cache", CACHE), ("parameters", METRICS["params_total"])):
         own, theirs = variant.exact(metric.column), baseline.exact(metric.column)
         if own is not None and theirs:
             yield f"{label} {ratio(own / theirs)}"
-    speed = _speed_ratio(variant, baseline)
+    speed = _interleaved(variant, baseline, rounds) or _speed_ratio(variant, baseline)
     if speed:
         yield speed
     if has_other_budget(variant, baseline):
         changes = ", ".join(_changes_of_budget(variant, baseline))
         yield f"not at equal budget ({changes})"
+
+
+def _interleaved(variant: Variant, baseline: Variant, rounds: Rounds) -> str | None:
+    """What the repeats say of a training step, as their own table does; None where they did not time it."""
+    measured = rounds.against_baseline("step", variant.name)
+    if rounds.baseline != baseline.name or measured.mean is None:
+        return None
+    said = rounds.verdict("step", variant.name)
+    return f"a training step, interleaved, takes {relative_interval(measured)}: {'verdict ' * (said == WITHHELD)}{said}"
 
 
 def _speed_ratio(variant: Variant, baseline: Variant) -> str | None:
@@ -126,6 +137,8 @@ def _speed_ratio(variant: Variant, baseline: Variant) -> str | None:
     if not slow or fast is None:
         return None
     difference = variant.against(baseline, SPEED)
+    if len(variant.extents | baseline.extents) > 1:
+        return f"training tokens/s do not compare ({difference.verdict})"
     doubt = "" if difference.is_clear else f" ({difference.verdict})"
     if any(each.is_withheld(SPEED) for each in (variant, baseline)):
         doubt = " (no verdict)"

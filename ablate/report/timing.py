@@ -19,11 +19,12 @@ from ablate.report.text import (
     relative_interval,
     table,
 )
-from ablate.stats import POWER, Ratio, finite, smallest_visible
+from ablate.stats import POWER, Ratio, finite
 
 WITHHELD = "withheld"
 COARSEST = 9.0
 CHANCE = f"{POWER * 100:.0f} % probability"
+TOO_COARSE = "**That is too coarse**: only times whose whole interval lies beyond it have a verdict."
 
 
 def section(evidence: Evidence) -> str:
@@ -81,9 +82,9 @@ def _self(check: Ratio) -> str:
     if check.mean is None:
         return f"the baseline was not timed twice in any round: verdicts are {WITHHELD}."
     said = f"the baseline again took {relative_interval(check)} over {count_of(check.n, 'round')}"
-    if check.holds_equality and check.sd is not None:
-        seen = _visible(check.sd, check.n)
-        return f"{said}: no difference from itself; one of {seen} would have been seen with {CHANCE}."
+    if check.holds_equality:
+        equal = f"{said}: no difference from itself; one of {visible(check)} would have been seen with {CHANCE}."
+        return f"{equal} {TOO_COARSE}" if check.is_coarse else equal
     if not check.is_clear:
         return f"{said}: one round has no interval, so that verdicts are {WITHHELD}."
     return f"{said}: **it differs from itself**, so that verdicts are {WITHHELD}: they would find what is not there."
@@ -102,14 +103,15 @@ def _line(rounds: Rounds, kind: Timing, name: str) -> list[str]:
     if name == rounds.baseline:
         return [escape(name), kind, median, DOES_NOT_APPLY, DOES_NOT_APPLY, str(len(own)), DOES_NOT_APPLY]
     ratio = rounds.against_baseline(kind, name)
-    verdict = ratio.verdict if rounds.against_itself(kind).holds_equality else WITHHELD
-    seen = NOT_MEASURED if ratio.sd is None else _visible(ratio.sd, ratio.n)
-    return [escape(name), kind, median, relative_interval(ratio), verdict, str(ratio.n), seen]
+    verdict = rounds.verdict(kind, name)
+    return [escape(name), kind, median, relative_interval(ratio), verdict, str(ratio.n), visible(ratio)]
 
 
-def _visible(sd: float, n: int) -> str:
+def visible(measured: Ratio) -> str:
     """The smallest slowdown that so many rounds find; beyond tenfold nothing is said by a number."""
-    found = smallest_visible(sd, n)
+    found = measured.visible
+    if found is None:
+        return NOT_MEASURED
     return relative(1 + found) if found <= COARSEST else f"over {relative(1 + COARSEST)}"
 
 
