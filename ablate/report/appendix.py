@@ -58,7 +58,7 @@ DEFINITIONS = f"""## What the numbers mean
 - largest batch, largest sequence: the most sequences of the training length, and the most tokens of one sequence, with
   which a whole training step in one piece, optimizer state included, fits into the memory that was free before the
   trials, of which on a CPU a tenth is kept back. The step is of the model as it is written, never a compiled one.
-  Exact below 16, else to an eighth: the figure did fit. ≥: not memory ended the search, but a step's time (60 s) or our
+  Exact below 16, else to an eighth: the figure did fit. ≥: not memory ended the search, but a step's time (20 s) or our
   upper end (65,536 sequences, 1,048,576 tokens).
 - KV cache in memory: what stayed in memory after decoding in the first cell of the profile. On each of n devices: of a
   full-length sequence, where devices share the query heads and a key/value head is copied to all that read it.
