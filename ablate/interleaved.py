@@ -12,6 +12,8 @@ from ablate.stats import Ratio, finite, paired_ratio
 
 Row = Mapping[str, Any]
 
+_WHERE = ("torch", "device_name", "gpu_uuid")
+
 
 @dataclass(frozen=True)
 class Rounds:
@@ -21,9 +23,14 @@ class Rounds:
 
     @classmethod
     def latest(cls, rows: Sequence[Row]) -> Rounds:
-        """Those of the contrast that was measured last, where there are several."""
-        last = max(rows, key=lambda row: (str(row["started_at"]), row["place"] or 0), default=None)
-        return cls([row for row in rows if last is not None and row["timing_id"] == last["timing_id"]])
+        """Those of the contrast that was measured last, where there are several, and of where that was: rounds of
+        another device or torch are not compared with.
+        """
+        in_order = sorted(rows, key=lambda row: (str(row["started_at"]), row["place"] or 0))
+        own = [row for row in in_order if row["timing_id"] == in_order[-1]["timing_id"]]
+        told = [_where(row) for row in own if _where(row)]
+        elsewhere = {row["round"] for row in own if _where(row) not in (None, *told[-1:])}
+        return cls([row for row in own if row["round"] not in elsewhere])
 
     @cached_property
     def baseline(self) -> str | None:
@@ -62,3 +69,8 @@ class Rounds:
         """The baseline at the end of a round by the baseline at its beginning: the A/A check."""
         again = self.values(kind, self.baseline, partner=True)
         return paired_ratio(again, self.values(kind, self.baseline))
+
+
+def _where(row: Row) -> tuple[Any, ...] | None:
+    """What a row was measured with and on; None where it ended before it could tell."""
+    return tuple(row[name] for name in _WHERE) if row["torch"] is not None else None
