@@ -77,9 +77,9 @@ class Task:
     @property
     def kept(self) -> dict[str, Any]:
         """The stored row where it stays, but for what is done now; else nothing."""
-        is_beside = len(self.phases) == 1 and self.stored is not None
-        stays = is_beside and (not self.is_new or (self.stored or {})["status"] == "ok")
-        return self.stored if self.stored and stays else {}
+        if self.stored is None or len(self.phases) > 1:
+            return {}
+        return {} if self.is_new and self.stored["status"] != "ok" else self.stored
 
 
 def tasks(trials: list[Trial], store: Store, *, retry_failed: bool, only: str | None = None) -> list[Task]:
@@ -348,8 +348,8 @@ class Run:
         task, running, started = self.running.pop(trial_id)
         status, phase, reason = running.end()
         wall, company = time.monotonic() - running.began, self.company.pop(trial_id, 0.0)
-        times = {"wall_seconds": wall + (task.kept.get("wall_seconds") or 0.0)}
-        times["trials_at_once"] = max(1.0, company / wall) if wall else 1.0
+        before = task.kept.get("wall_seconds") or 0.0
+        times = {"wall_seconds": before + wall, "trials_at_once": max(1.0, company / wall) if wall else 1.0}
         ended = {"status": status, "phase": phase, "reason": reason}
         found = self.capacities.get(task.trial.variant.name, Capacity()) if "profile" in task.phases else Capacity()
         known = self._row(task, started)
