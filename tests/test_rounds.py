@@ -43,6 +43,7 @@ class FakeChild:
 
     jobs: ClassVar[list[TimingJob]] = []
     environments: ClassVar[list[str]] = []
+    ended: ClassVar[int] = 0
     where: ClassVar[dict[str, Any]] = {"other_load_cores": 0.2, "torch": "2.13.0", "device_name": "a CPU"}
     ends: ClassVar[Callable[[int], Ending]] = staticmethod(lambda number: ("ok", None, None))
     again = 1.0
@@ -50,6 +51,7 @@ class FakeChild:
     phase = "train"
 
     def __init__(self, start: Any, job: TimingJob) -> None:
+        assert self.ended == len(self.jobs), "the member before it is still there"
         self.jobs.append(job)
         self.process = self
         model = job.settings["model"]
@@ -69,6 +71,7 @@ class FakeChild:
         return []
 
     def end(self) -> Ending:
+        FakeChild.ended += 1
         return self.outcome
 
 
@@ -94,6 +97,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> type[FakeChild]:
     monkeypatch.setattr(child, "warm_up", lambda start: None)
     monkeypatch.setattr(FakeChild, "jobs", [])
     monkeypatch.setattr(FakeChild, "environments", [])
+    monkeypatch.setattr(FakeChild, "ended", 0)
     return FakeChild
 
 

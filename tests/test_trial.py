@@ -517,6 +517,7 @@ def test_the_server_of_children_is_warm_before_the_first_trial_counts(monkeypatc
     monkeypatch.setattr(child, "warm_up", lambda _: order.append("warm"))
     monkeypatch.setattr(Run, "_through_gates", lambda self, queue, _: order.append("gates") or queue)
     monkeypatch.setattr(Run, "_calibrate", lambda *_: order.append("calibrate"))
+    monkeypatch.setattr(Run, "_seek_capacities", lambda *_: None)
     monkeypatch.setattr(Run, "_begin", lambda self, task: order.append("begin"))
     run = Run.__new__(Run)
     run.running, run.resources, run.fail_fast, run.failed = {}, Resources("cpu", 1, 1), False, False
