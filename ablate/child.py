@@ -212,7 +212,9 @@ def attend(running: Child, stopped: Callable[[], bool], anew: str = "") -> tuple
             if (kind, content) == ("phase", anew):
                 running.began = time.monotonic()
     if running.process.is_alive():
-        running.stop(("timeout", running.phase, "stopped before it was done"))
+        is_late = running.limit is not None and not stopped()
+        reason = f"still running after {running.limit:g} s" if is_late else "stopped before it was done"
+        running.stop(("timeout", running.phase, reason))
     for _ in running.listen():
         pass
     return running.end()

@@ -15,6 +15,8 @@ Row = Mapping[str, Any]
 Said = TimingVerdict | Literal["withheld", "A/A too coarse"]
 """What is said of a time: its verdict, or why it has none."""
 
+_WHERE = ("torch", "device_name", "gpu_uuid")
+
 
 @dataclass(frozen=True)
 class Rounds:
@@ -24,9 +26,14 @@ class Rounds:
 
     @classmethod
     def latest(cls, rows: Sequence[Row]) -> Rounds:
-        """Those of the contrast that was measured last, where there are several."""
-        last = max(rows, key=lambda row: (str(row["started_at"]), row["place"] or 0), default=None)
-        return cls([row for row in rows if last is not None and row["timing_id"] == last["timing_id"]])
+        """Those of the contrast that was measured last, where there are several, and of where that was: rounds of
+        another device or torch are not compared with.
+        """
+        in_order = sorted(rows, key=lambda row: (str(row["started_at"]), row["place"] or 0))
+        own = [row for row in in_order if row["timing_id"] == in_order[-1]["timing_id"]]
+        told = [_where(row) for row in own if _where(row)]
+        elsewhere = {row["round"] for row in own if _where(row) not in (None, *told[-1:])}
+        return cls([row for row in own if row["round"] not in elsewhere])
 
     @cached_property
     def baseline(self) -> str | None:
@@ -78,3 +85,8 @@ class Rounds:
         if check.is_coarse and not measured.is_beyond(check.visible):
             return "A/A too coarse"
         return measured.verdict
+
+
+def _where(row: Row) -> tuple[Any, ...] | None:
+    """What a row was measured with and on; None where it ended before it could tell."""
+    return tuple(row[name] for name in _WHERE) if row["torch"] is not None else None

@@ -470,11 +470,11 @@ class Store:
         table = _table(REPEATS, {**columns, **identity}, rows, uuid.uuid4().hex)
         _write_table(self._path("repeats", f"{timing_id}-{number}"), table)
 
-    def rounds(self, timing_id: str) -> pd.DataFrame:
-        """The readable rounds that are stored under the identity."""
+    def rounds(self, timing_id: str) -> list[dict[str, Any]]:
+        """The rows of the readable rounds that are stored under the identity."""
         paths = sorted((self.folder / "repeats").glob(f"{_checked_id(timing_id)}-*.parquet"))
         tables = [table for path in paths if (table := self._readable(path, "repeats")) is not None]
-        return _frame("repeats", tables)
+        return [row for table in tables for row in table.to_pylist()]
 
     def trial(self, trial_id: str) -> dict[str, Any] | None:
         """The stored row as plain Python (None for null, NaN stays NaN), or None where no readable one is."""

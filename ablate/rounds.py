@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Protocol
 
 from ablate import child
 from ablate.child import Child
 from ablate.experiment import Experiment
+from ablate.interleaved import Rounds
 from ablate.job import TimingJob
 from ablate.machine import Resources
 from ablate.metrics import TIMED
@@ -30,8 +30,6 @@ PARTNER_SEEDS = 1_000_000
 """In round r a member has seed r, and the baseline, when it is timed once more, so much more: no seed is ever shared,
 however many rounds are added.
 """
-
-_POLL_SECONDS = 0.5
 
 Row = dict[str, Any]
 
@@ -102,30 +100,16 @@ class Contrast:
     def _timed(self, member: Member, number: int, log: Path, stopped: Callable[[], bool]) -> list[Row] | None:
         threads = member.variant.settings.train.threads or self.threads
         job = TimingJob(member.variant.plain, member.seed(number), self.device, threads, self.cells, str(log))
-        with child.environment(self.threads):
+        with child.environment(threads):
             running = Child(child.context(self.device), job)
-        early = not _ended(running, stopped)
-        status, phase, reason = running.end()
-        if early:
+        status, phase, reason = child.attend(running, stopped)
+        if stopped():
             return None
-        values = dict(running.columns.pop("values", {})) if status == "ok" else {}
+        values, samples = (running.columns.pop(name, {}) for name in ("values", "samples"))
         known = {"status": status, "device": self.device, "threads": threads, **running.columns}
         if status != "ok":
             return [known | {"reason": ": ".join(filter(None, (phase, reason)))}]
-        return [known | {"metric": metric, "value": value} for metric, value in values.items()]
-
-
-def _ended(running: Child, stopped: Callable[[], bool]) -> bool:
-    """Wait for its end, which comes at once where time is over; False where everything was `stopped`."""
-    while running.process.is_alive() and not (stopped() or running.overdue()):
-        wait(running.waitables(), _POLL_SECONDS)
-        list(running.listen())
-    early = stopped()
-    if running.process.is_alive():
-        reason = f"still running after {running.limit or 0:g} s"
-        running.stop(("interrupted" if early else "timeout", running.phase, reason))
-    list(running.listen())
-    return not early
+        return [known | {"metric": each, "value": values[each], "samples": samples.get(each)} for each in values]
 
 
 def contrast(variants: Sequence[Variant], device: str, threads: int) -> Contrast:
@@ -181,11 +165,12 @@ def carry_out(
 
 
 def left(what: Contrast, store: Store, repeats: int, *, retry_failed: bool) -> list[int]:
-    """The numbers of the rounds that are still to be done: new and torn ones, failed ones if asked for."""
-    stored = store.rounds(what.timing_id)
-    done = set(stored["round"])
-    if retry_failed:
-        done -= set(stored[stored["status"] != "ok"]["round"])
+    """The numbers of the rounds that are still to be done: new and torn ones, and those of another device or torch than
+    the last; failed ones if asked for.
+    """
+    stored = Rounds.latest(store.rounds(what.timing_id))
+    failed = {row["round"] for row in stored.rows if row["status"] != "ok"}
+    done = set(stored.numbers) - (failed if retry_failed else set())
     return [number for number in range(repeats) if number not in done]
 
 

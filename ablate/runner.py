@@ -28,7 +28,8 @@ from ablate.job import Job, Peaks
 from ablate.machine import Resources
 from ablate.plan import VariantPlan
 from ablate.results import Columns, Store, is_trained
-from ablate.schema import PROFILED
+from ablate.rounds import Contrast
+from ablate.schema import CONDITIONS, PROFILED
 from ablate.variant import Trial
 
 _log = logging.getLogger(__name__)
@@ -76,8 +77,9 @@ class Task:
     @property
     def kept(self) -> dict[str, Any]:
         """The stored row where it stays, but for what is done now; else nothing."""
-        stays = self.stored and self.stored["status"] == "ok" and len(self.phases) == 1
-        return self.stored if self.stored and stays else {}
+        if self.stored is None or len(self.phases) > 1:
+            return {}
+        return {} if self.is_new and self.stored["status"] != "ok" else self.stored
 
 
 def tasks(trials: list[Trial], store: Store, *, retry_failed: bool, only: str | None = None) -> list[Task]:
@@ -97,9 +99,13 @@ def tasks(trials: list[Trial], store: Store, *, retry_failed: bool, only: str | 
 
 
 def _done(trial: Trial, stored: dict[str, Any]) -> tuple[str, ...]:
-    """What the row holds of the trial; nothing where it is not `ok`."""
-    holds = {"train": is_trained(stored), "profile": stored["profile_id"] == trial.profile_id}
-    return tuple(phase for phase in PHASES if holds[phase] and stored["status"] == "ok")
+    """What the row holds of the trial. Of one that is not `ok` that is its training, where its profile went wrong."""
+    is_ok = stored["status"] == "ok"
+    holds = {
+        "train": is_trained(stored) and (is_ok or stored["phase"] == "profile"),
+        "profile": is_ok and stored["profile_id"] == trial.profile_id,
+    }
+    return tuple(phase for phase in PHASES if holds[phase])
 
 
 def _phases(done: tuple[str, ...], only: str | None) -> tuple[str, ...]:
@@ -235,24 +241,34 @@ class Run:
 
     def rounds_left(self) -> list[int]:
         """The rounds that are left of the repeats, as far as trials have ended well by now."""
-        repeats = self.experiment.baseline.settings.profile.repeats
+        return self._left(self._contrast(), retry_failed=self.retry_failed)
+
+    def _contrast(self) -> Contrast | None:
         found = rounds.of_experiment(self.experiment, self.store, self.resources)
         self.store.note_timing(found.document() if found else None)
+        return found
+
+    def _left(self, found: Contrast | None, *, retry_failed: bool) -> list[int]:
+        repeats = self.experiment.baseline.settings.profile.repeats
         if found is None or repeats is None or not self.repeated:
             return []
-        return rounds.left(found, self.store, repeats, retry_failed=self.retry_failed)
+        return rounds.left(found, self.store, repeats, retry_failed=retry_failed)
 
     def _repeat(self, received: list[int]) -> None:
-        """Time the variants again, round after round, one at a time, now that nothing else runs."""
-        left = self.rounds_left()
-        found = rounds.of_experiment(self.experiment, self.store, self.resources)
+        """Time the variants again, round after round, one at a time, now that nothing else runs.
+
+        The second time is for older rounds, which turn out then not to be of this device or torch.
+        """
+        found = self._contrast()
         if found is None:
             return
         log = self.store.log_path(found.timing_id)
-        for number, rows in rounds.carry_out(found, left, log, lambda: bool(received), self):
-            self.store.write_round(found.timing_id, number, rounds.columns(rows))
-            if self.fail_fast and any(row["status"] != "ok" for row in rows):
-                return
+        for retry_failed in (self.retry_failed, False):
+            left = self._left(found, retry_failed=retry_failed)
+            for number, rows in rounds.carry_out(found, left, log, lambda: bool(received), self):
+                self.store.write_round(found.timing_id, number, rounds.columns(rows))
+                if self.fail_fast and any(row["status"] != "ok" for row in rows):
+                    return
 
     def time(self, number: int, total: int, label: str) -> None:
         """A variant is timed now, in one of the rounds: told to the watcher, and to `status`."""
@@ -299,7 +315,7 @@ class Run:
             alone=self.resources.workers == 1,
         )
         self.watcher.start(trial.trial_id, _label(trial), settings.train.n_steps)
-        with child.environment(self.resources.threads):
+        with child.environment(job.threads):
             started = Child(child.context(self.resources.device), job)
         self._count_company()
         self.running[trial.trial_id] = (task, started, datetime.now(UTC))
@@ -337,12 +353,14 @@ class Run:
         task, running, started = self.running.pop(trial_id)
         status, phase, reason = running.end()
         wall, company = time.monotonic() - running.began, self.company.pop(trial_id, 0.0)
-        times = {"wall_seconds": wall, "trials_at_once": max(1.0, company / wall) if wall else 1.0}
+        before = task.kept.get("wall_seconds") or 0.0
+        times = {"wall_seconds": before + wall, "trials_at_once": max(1.0, company / wall) if wall else 1.0}
         ended = {"status": status, "phase": phase, "reason": reason}
         found = self.capacities.get(task.trial.variant.name, Capacity()) if "profile" in task.phases else Capacity()
         known = self._row(task, started)
-        ran = _together(known.get("kernels"), running.columns.get("kernels"))
+        ran = _together(_staying(task, known.get("kernels")), running.columns.get("kernels"))
         row = known | times | running.columns | found.columns | {"kernels": ran} | ended
+        row |= _conditions(task, row)
         curves = _columns(self.store.curves(trial_id)) if task.kept and not running.curves else running.curves
         self._store(row, curves, self._beside(task, _joined(running.profiles, found.rows)))
         self.failed |= status != "ok"
@@ -403,8 +421,26 @@ class Run:
             self._finish(trial_id)
 
 
+def _conditions(task: Task, row: dict[str, Any]) -> dict[str, Any]:
+    """Under what the profile was measured, and training: a new profile says nothing of the training before it."""
+    if "profile" not in task.phases:
+        return {}
+    of_training = {name: task.kept[name] for name in CONDITIONS} if task.kept else {}
+    return {"profile_conditions": json.dumps({name: row.get(name) for name in CONDITIONS}), **of_training}
+
+
+_STEPS = ("train", "optimizer")
+"""Of what ran by phase that which ran in training steps; the rest did in the profile."""
+
+
+def _staying(task: Task, kernels: str | None) -> str | None:
+    """What ran by phase, without what is measured anew."""
+    ran = json.loads(kernels or "{}").items()
+    return json.dumps({phase: names for phase, names in ran if (phase in _STEPS) == ("profile" in task.phases)})
+
+
 def _together(*kernels: str | None) -> str | None:
-    """What ran by phase, of several such columns: a new profile says nothing of the training before it."""
+    """What ran by phase, of several such columns."""
     found = {phase: names for each in kernels if each for phase, names in json.loads(each).items()}
     return json.dumps(found) if found else None
 

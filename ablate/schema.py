@@ -35,7 +35,13 @@ PROFILED = (
 )
 """Columns of a profile: a new one leaves nothing of an older one."""
 
-JSON_COLUMNS = ("config", "changes", "kernels", "module_metrics")
+CONDITIONS = (
+    *("torch", "python", "ablate", "git_commit", "git_dirty"),
+    *("device_name", "gpu_uuid", "trials_at_once"),
+)
+"""Columns that say under what training was measured; those of its profile, which may be newer, are beside them."""
+
+JSON_COLUMNS = ("config", "changes", "kernels", "module_metrics", "profile_conditions")
 
 
 def _fields(arrow_type: Any, names: str) -> list[Any]:
@@ -118,6 +124,7 @@ TRIALS = _declare(
         *_fields(pa.bool_(), "deterministic"),
         *_fields(pa.string(), "torch python ablate git_commit"),
         *_fields(pa.bool_(), "git_dirty"),
+        *_fields(pa.string(), "profile_conditions"),
         *_fields(pa.string(), "batch_order_hash corpus_sha256"),
     ],
 )
@@ -152,8 +159,13 @@ REPEATS = _declare(
         *_fields(pa.int64(), "round place seed"),  # place: its number in the whole order, over all rounds
         *_fields(pa.timestamp("us", tz="UTC"), "started_at"),
         *_fields(pa.string(), "status reason metric"),
-        *_fields(pa.float64(), "value other_load_cores"),
-        *_fields(pa.string(), "device device_name"),
+        *_fields(pa.float64(), "value"),  # a median
+        *_fields(pa.int64(), "samples"),  # of so many steps, prompts or generations
+        *_fields(pa.float64(), "other_load_cores device_clock_mhz_p50"),
+        *_fields(pa.string(), "throttle_reasons"),
+        *_fields(pa.bool_(), "compiled"),
+        *_fields(pa.string(), "compile_fault"),
+        *_fields(pa.string(), "device device_name gpu_uuid"),
         *_fields(pa.int64(), "threads"),
         *_fields(pa.string(), "torch"),
     ],

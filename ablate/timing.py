@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import time
 import traceback
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 
 from ablate.batches import Batches
@@ -23,13 +21,15 @@ from ablate.data import Corpus
 from ablate.job import TimingJob
 from ablate.model import Transformer, build
 from ablate.objectives import objective_of
-from ablate.profiling import compilation, decode, memory
+from ablate.profiling import decode, memory
 from ablate.profiling.clock import Clock, StepTimer, clock_for
-from ablate.profiling.device import device_name
+from ablate.profiling.compilation import Compilation
+from ablate.profiling.device import device_name, gpu_uuid
+from ablate.profiling.phase import DECODE_SECONDS, held_out_tokens
 from ablate.profiling.surroundings import Surroundings
 from ablate.settings import VariantSettings, typed
-from ablate.train import Learner, device_of, generator_seed, on_device, pieces, schedule
-from ablate.trial import Outcome, Reporter, classify
+from ablate.train import Learner, device_of, generator_seed, schedule
+from ablate.trial import Outcome, Reporter, called_for, classify, make_deterministic
 
 WARM_UP_STEPS = 3
 STEPS = 10
@@ -64,74 +64,73 @@ def perform(job: TimingJob, reporter: Reporter) -> None:
 
 
 def _time(job: TimingJob, reporter: Reporter) -> None:
-    memory.reset_peak_rss()
     settings, device = decode.feasible(typed(job.settings)), torch.device(job.device)
-    if settings.train.deterministic:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-        torch.use_deterministic_algorithms(True)
+    make_deterministic(settings.train)
+    where = {"device_name": device_name(device), "gpu_uuid": gpu_uuid(device), "torch": torch.__version__}
+    reporter.columns(where)
     corpus, clock, around = settings.data.corpus(), clock_for(device), Surroundings(device)
     model = build(settings.model, job.seed).to(device)
-    around.begin()
     reporter.phase("train")
-    steps = training_steps(model, settings, corpus, job.seed, clock)
-    values = {"step_seconds_p50": median(steps)}
-    peaks = memory.peaks(device)
-    values |= {name: float(peak) for name in MEMORY if (peak := peaks.get(name)) is not None}
+    steps, compiled = training_steps(model, settings, corpus, job.seed, clock, around)
+    reporter.columns({name: value for name, value in compiled.items() if name in COMPILED})
     reporter.phase("profile")
-    values |= generations(model, settings, corpus, job.cells, clock)
-    told = {"device_name": device_name(device), "torch": torch.__version__}
-    reporter.columns({"values": values, "other_load_cores": around.columns()["other_load_cores"], **told})
+    seconds = {"step_seconds_p50": steps, **generations(model, settings, corpus, job.cells, clock)}
+    reporter.columns({name: value for name, value in around.columns().items() if name in SURROUNDINGS})
+    values = {metric: median(each) for metric, each in seconds.items()}
+    reporter.columns({"values": values, "samples": {metric: len(each) for metric, each in seconds.items()}})
 
 
-MEMORY = ("peak_rss_bytes", "peak_allocated_bytes")
+COMPILED = ("compiled", "compile_fault")
+SURROUNDINGS = ("other_load_cores", "device_clock_mhz_p50", "throttle_reasons")
 
 
 def training_steps(
-    model: Transformer, settings: VariantSettings, corpus: Corpus, seed: int, clock: Clock
-) -> list[float]:
-    """Seconds of training steps after a few that warm up: at least `STEPS`, and so many as take `STEP_SECONDS`."""
-    recipe = settings.train
+    model: Transformer, settings: VariantSettings, corpus: Corpus, seed: int, clock: Clock, around: Surroundings
+) -> tuple[list[float], dict[str, Any]]:
+    """Seconds of training steps after a few that warm up: at least `STEPS`, and so many as take `STEP_SECONDS`. Beside
+    them what the compiler did.
+    """
+    recipe, compilation = settings.train, Compilation()
+
+    def warm() -> None:
+        around.begin()
+        compilation.warm()
+
     batches = Batches.of(corpus, recipe, seed, objective_of(settings.model, corpus.vocab_size))
-    inputs, _ = next(pieces(batches.batch(1), recipe.accumulate, device_of(model)))
-    called = compilation.compiled(model, inputs, recipe.precision) if recipe.compile else None
+    called = called_for(model, batches, recipe)
     learner, rate = Learner.of(model, recipe, called), schedule(recipe, settings.model.d_model)
     torch.manual_seed(generator_seed(seed, "dropout"))
     model.train()
-    timer, step = StepTimer(WARM_UP_STEPS, clock), 0
+    timer, step = StepTimer(WARM_UP_STEPS, clock, warm), 0
     seconds: list[float] = []
     while sum(seconds) < STEP_SECONDS:
         for _ in range(STEPS if seconds else STEPS + WARM_UP_STEPS):
             step += 1
             with timer.step():
                 learner.update(batches.batch(step), rate(min(step, recipe.n_steps)))
+            around.sample()
         seconds = timer.seconds()["step"]
-    return seconds
+    return seconds, compilation.columns(recipe.compile)
 
 
 def generations(
     model: Transformer, settings: VariantSettings, corpus: Corpus, cells: dict[str, list[int]], clock: Clock
-) -> dict[str, float]:
-    """Median seconds of reading a prompt, and of a further token, in the cells that are named."""
-    timed = model if settings.train.precision == "fp32" else decode.copy_as(model, torch.bfloat16)
-    timed.eval()
-    found: dict[str, float] = {}
+) -> dict[str, list[float]]:
+    """Seconds of reading a prompt, and of a further token, in the cells that are named."""
+    timed, device = decode.as_served(model, settings.train.precision), device_of(model)
+    found: dict[str, list[float]] = {}
     if "prefill" in cells:
         batch, tokens = cells["prefill"]
-        prompt = _prompt(corpus, batch, tokens, model)
+        prompt = held_out_tokens(corpus, batch, tokens, device)
         runs = _again_and_again(lambda: decode.generate(timed, prompt, 0, clock))
-        found["prefill_seconds_p50"] = median(run.prefill_seconds for run in runs)
+        found["prefill_seconds_p50"] = [run.prefill_seconds for run in runs]
     if "decode" in cells and settings.profile.decode:
         batch, context, new_tokens = cells["decode"]
-        prompt = _prompt(corpus, batch, context, model)
+        prompt = held_out_tokens(corpus, batch, context, device)
         runs = _again_and_again(lambda: decode.generate(timed, prompt, new_tokens, clock))
         if further := [run.seconds_per_token for run in runs if run.seconds_per_token is not None]:
-            found["decode_seconds_per_token_p50"] = median(further)
+            found[DECODE_SECONDS] = further
     return found
-
-
-def _prompt(corpus: Corpus, batch: int, tokens: int, model: Transformer) -> torch.Tensor:
-    held_out = np.resize(corpus.validation, (batch, tokens)).astype(np.int64)
-    return on_device(held_out, next(model.parameters()).device)
 
 
 def _again_and_again(generate: Callable[[], Any]) -> list[decode.Generation]:

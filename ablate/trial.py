@@ -33,7 +33,7 @@ from ablate.profiling.energy import EnergyMeter
 from ablate.profiling.phase import ProfilePhase, held_out_tokens, required_columns
 from ablate.profiling.watch import Watch
 from ablate.settings import TrainSettings, VariantSettings, typed
-from ablate.train import Learner, Trained, bits_per_byte, exercise, pieces, state_of, train
+from ablate.train import Learner, Trained, bits_per_byte, device_of, exercise, pieces, state_of, train
 
 # The server that trials are forked from imports this module once, so that no trial waits for an import: every choice,
 # and torch._dynamo, which torch's optimizers load at their first use.
@@ -83,8 +83,8 @@ def perform(job: Job, reporter: Reporter, begin: float) -> None:
     reporter.outcome(outcome)
 
 
-NO_MEMORY = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "ALLOC_FAILED")
-"""What the messages of torch, CUDA and C++ have in common when memory is short."""
+NO_MEMORY = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "ALLOC_FAILED", "ALLOCATION_FAILED")
+"""What the messages of torch, CUDA, cuDNN and C++ have in common when memory is short."""
 
 
 def classify(error: BaseException) -> Outcome:
@@ -115,9 +115,7 @@ class Trial:
         self.reporter.phase("setup")
         memory.reset_peak_rss()
         self.settings = decode.feasible(typed(self.job.settings))
-        if self.settings.train.deterministic:
-            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-            torch.use_deterministic_algorithms(True)
+        make_deterministic(self.settings.train)
         self.meter = EnergyMeter(self.device) if self.job.alone else None
         corpus = self.settings.data.corpus()
         self.objective = objective_of(self.settings.model, corpus.vocab_size)
@@ -136,14 +134,16 @@ class Trial:
                 early = self._not_compiled(error)
             if early is not None:
                 return early
-        problems = [*self._missing(), *self.problems]
-        return Outcome("incomplete", "; ".join(problems)) if problems else Outcome("ok")
+            # Nothing is profiled beside a training that cannot stand: what fails in the profile leaves a good one.
+            if problems := [*self._missing(phase), *self.problems]:
+                return Outcome("incomplete", "; ".join(problems))
+        return Outcome("ok")
 
     def _train(self, model: Transformer, corpus: Corpus) -> Outcome | None:
         recipe = self.settings.train
         batches = Batches.of(corpus, recipe, self.job.seed, self.objective)
         held_out = HeldOut.of(corpus, recipe, self.objective)
-        watch, called = self._watch(recipe), self._compiled(model, batches)
+        watch, called = self._watch(recipe), called_for(model, batches, recipe)
         trained = train(model, batches, held_out, recipe, self.job.seed, watch, called)
         self._tell({**training_columns(trained, batches, held_out, recipe), **watch.columns()})
         if trained.diverged_step is not None:
@@ -157,7 +157,7 @@ class Trial:
         recipe = self.settings.train
         few = recipe.model_copy(update={"steps": min(recipe.n_steps, MOST_STEPS)})
         batches = Batches.of(corpus, recipe, self.job.seed, self.objective)
-        watch, called = self._watch(few), self._compiled(model, batches)
+        watch, called = self._watch(few), called_for(model, batches, recipe)
         learner = exercise(model, batches, few, self.job.seed, watch, called)
         dtype, _ = state_of(learner.optimizer)
         del learner  # the memory's split has one of its own
@@ -167,12 +167,6 @@ class Trial:
 
     def _watch(self, recipe: TrainSettings) -> Watch:
         return Watch(recipe, self.device, self.begin, self.reporter.phase, self.reporter.points, self.meter)
-
-    def _compiled(self, model: Transformer, batches: Batches) -> nn.Module | None:
-        """What steps call for the model, where the file asks for it."""
-        recipe = self.settings.train
-        inputs, _ = next(pieces(batches.batch(1), recipe.accumulate, self.device))
-        return compilation.compiled(model, inputs, recipe.precision) if recipe.compile else None
 
     def _not_compiled(self, error: Exception) -> Outcome:
         """The outcome where compiling failed; anything else is raised again."""
@@ -256,9 +250,9 @@ class Trial:
         cell = {"phase": "train", "batch": recipe.batch_tokens // recipe.length, "context": recipe.length}
         self.reporter.profiles([cell | row for row in rows])
 
-    def _missing(self) -> list[str]:
-        """What must have been measured and was not, or is not finite."""
-        values = {name: self.columns.get(name) for name in required(self.settings, self.job.phases, self.device)}
+    def _missing(self, phase: str) -> list[str]:
+        """What the phase must have measured and did not, or is not finite."""
+        values = {name: self.columns.get(name) for name in required(self.settings, phase, self.device)}
         return [
             f"{name} is missing" if value is None else f"{name} is {value}"
             for name, value in values.items()
@@ -266,15 +260,31 @@ class Trial:
         ]
 
 
-def required(settings: VariantSettings, phases: tuple[str, ...], where: torch.device) -> list[str]:
-    """The columns without which a trial is not `ok`."""
-    names = ["train_loss", "val_loss", "best_val_loss"] if "train" in phases else []
-    if "train" in phases or "steps" in phases:
+def make_deterministic(recipe: TrainSettings) -> None:
+    """Where the file asks for it, what is computed in this process is the same every time, or raises."""
+    if recipe.deterministic:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True)
+
+
+def called_for(model: Transformer, batches: Batches, recipe: TrainSettings) -> nn.Module | None:
+    """What steps call for the model, where the file asks for it to be compiled."""
+    if not recipe.compile:
+        return None
+    inputs, _ = next(pieces(batches.batch(1), recipe.accumulate, device_of(model)))
+    compiled: nn.Module = compilation.compiled(model, inputs, recipe.precision)
+    return compiled
+
+
+def required(settings: VariantSettings, phase: str, where: torch.device) -> list[str]:
+    """The columns without which a phase is not complete, and a trial not `ok`."""
+    names = ["train_loss", "val_loss", "best_val_loss"] if phase == "train" else []
+    if phase in ("train", "steps"):
         names += ["train_tokens_per_second", "step_seconds_p50"]
         names += ["peak_allocated_bytes", "peak_reserved_bytes"] if where.type == "cuda" else []
         names += ["peak_rss_bytes"] if where.type == "cpu" and sys.platform == "linux" else []
         names += ["peak_live_bytes", "parameter_bytes", "gradient_bytes", "optimizer_state_bytes", "activation_bytes"]
-    if "profile" in phases:
+    if phase == "profile":
         names += required_columns(settings.profile)
     return names
 

@@ -34,5 +34,5 @@ def test_only_measures_of_time_speed_and_memory_may_differ() -> None:
         *("decode_tokens_per_second", "decode_seconds_per_token_p50", "energy_joules_per_token"),
         *("time_to_first_token_seconds_p50", "decode_bandwidth_share"),
         *("peak_allocated_bytes", "peak_reserved_bytes", "peak_rss_bytes", "device_used_bytes"),
-        *("git_commit", "git_dirty"),
+        *("git_commit", "git_dirty", "profile_conditions"),
     }

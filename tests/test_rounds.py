@@ -17,10 +17,12 @@ import ablate
 from ablate import child, commands, rounds
 from ablate.cli import main
 from ablate.experiment import Experiment
+from ablate.interleaved import Rounds
 from ablate.job import TimingJob
 from ablate.machine import Resources
 from ablate.progress import Progress
 from ablate.report import write_report
+from ablate.report.evidence import records
 from ablate.results import ResultsError, Store, load
 from ablate.runner import Interrupted, Run
 
@@ -40,18 +42,23 @@ class FakeChild:
     """Ends at once, with planted times, or as `ends` says of its number."""
 
     jobs: ClassVar[list[TimingJob]] = []
+    environments: ClassVar[list[str]] = []
+    ended: ClassVar[int] = 0
+    where: ClassVar[dict[str, Any]] = {"other_load_cores": 0.2, "torch": "2.13.0", "device_name": "a CPU"}
     ends: ClassVar[Callable[[int], Ending]] = staticmethod(lambda number: ("ok", None, None))
     again = 1.0
     limit = None
     phase = "train"
 
     def __init__(self, start: Any, job: TimingJob) -> None:
+        assert self.ended == len(self.jobs), "the member before it is still there"
         self.jobs.append(job)
         self.process = self
         model = job.settings["model"]
         took = SECONDS[model["d_model"], model["n_layers"]] * (1 + 0.001 * (len(self.jobs) % 3))
         took *= self.again if job.seed >= rounds.PARTNER_SEEDS else 1.0
-        self.columns = {"values": {"step_seconds_p50": took}, "other_load_cores": 0.2, "torch": "2.13.0"}
+        self.columns = {"values": {"step_seconds_p50": took}, "samples": {"step_seconds_p50": 100}, **self.where}
+        self.environments.append(os.environ["OMP_NUM_THREADS"])
         self.outcome = FakeChild.ends(len(self.jobs))
 
     def is_alive(self) -> bool:
@@ -64,6 +71,7 @@ class FakeChild:
         return []
 
     def end(self) -> Ending:
+        FakeChild.ended += 1
         return self.outcome
 
 
@@ -88,6 +96,8 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> type[FakeChild]:
     monkeypatch.setattr(rounds, "Child", FakeChild)
     monkeypatch.setattr(child, "warm_up", lambda start: None)
     monkeypatch.setattr(FakeChild, "jobs", [])
+    monkeypatch.setattr(FakeChild, "environments", [])
+    monkeypatch.setattr(FakeChild, "ended", 0)
     return FakeChild
 
 
@@ -140,6 +150,7 @@ def test_rounds_are_interleaved_with_the_baseline_at_both_ends(
     assert list(rows["seed"]) == [job.seed for job in fakes.jobs]
     assert rows["started_at"].is_monotonic_increasing
     assert set(rows["torch"]) == {"2.13.0"}
+    assert set(rows["samples"]) == {100}
     assert len(list((store.folder / "repeats").iterdir())) == 2, "a file a round"
     assert [label for _, _, label in watcher.heard[:4]] == ["baseline", "narrow", "deep", "baseline again"]
     assert watcher.heard[4] == (1, 2, "baseline 10.01 ms  narrow 5.01 ms  deep 20 ms  baseline again 10.01 ms")
@@ -240,6 +251,49 @@ def test_a_renamed_variant_keeps_its_rounds(expand: Expand, tmp_path: Path, fake
     carry_out(renamed, stored(renamed, tmp_path / "r"))
     assert len(fakes.jobs) == 8
     assert list(repeats(store)["variant"]) == ["baseline", "slim", "deep", "baseline"] * 2
+
+
+@pytest.mark.parametrize("name", ["torch", "device_name", "gpu_uuid"])
+def test_rounds_of_another_device_or_torch_are_measured_anew_and_not_pooled(
+    name: str, expand: Expand, tmp_path: Path, fakes: type[FakeChild], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = expand(VARIANTS)
+    store = stored(first, tmp_path / "r")
+    carry_out(first, store)
+    monkeypatch.setattr(FakeChild, "where", FakeChild.where | {name: "another"})
+    carry_out(first, store)
+    assert len(fakes.jobs) == 8, "nothing is asked for, and nothing says that it is another"
+    more = expand(VARIANTS, "profile.repeats=3")
+    store = stored(more, tmp_path / "r")
+    run = Run(more, [], store, Resources("cpu", 1, 1), Silent(), lambda trial: None, fail_fast=True)
+    monkeypatch.setattr(FakeChild, "ends", lambda number: ("oom" if number == 9 else "ok", None, None))
+    run.carry_out([])
+    pooled = Rounds.latest(records(repeats(store)))
+    assert pooled.numbers == [2]
+    assert pooled.rows[0]["status"] == "oom", "a member that failed belongs to its round"
+    carry_out(more, store)
+    assert [job.seed for job in fakes.jobs[12:]] == [0, 0, 0, 1_000_000, 1, 1, 1, 1_000_001]
+    assert Rounds.latest(records(repeats(store))).numbers == [0, 1, 2]
+
+
+def test_rounds_that_turn_out_to_be_of_another_device_follow_at_once(
+    expand: Expand, tmp_path: Path, fakes: type[FakeChild], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = expand(VARIANTS)
+    carry_out(first, stored(first, tmp_path / "r"))
+    monkeypatch.setattr(FakeChild, "where", FakeChild.where | {"device_name": "another"})
+    more = expand(VARIANTS, "profile.repeats=3")
+    store = stored(more, tmp_path / "r")
+    carry_out(more, store)
+    assert [job.seed % 1_000_000 for job in fakes.jobs[8:]] == [2] * 4 + [0] * 4 + [1] * 4
+    assert set(repeats(store)["device_name"]) == {"another"}
+
+
+def test_a_member_has_its_own_threads(expand: Expand, tmp_path: Path, fakes: type[FakeChild]) -> None:
+    experiment = expand(VARIANTS, "train.threads=3", "profile.repeats=1")
+    carry_out(experiment, stored(experiment, tmp_path / "r"))
+    assert {job.threads for job in fakes.jobs} == {3}
+    assert set(fakes.environments) == {"3"}
 
 
 # --- What fails -------------------------------------------------------------------------------------------------------

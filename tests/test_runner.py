@@ -21,7 +21,8 @@ from ablate import gatekeeper
 from ablate.child import Child, explain
 from ablate.cli import main
 from ablate.job import GateJob
-from ablate.results import Results
+from ablate.results import Results, Store
+from ablate.schema import CONDITIONS
 
 TINY = """
 name: tiny
@@ -167,6 +168,76 @@ def test_a_new_profile_profiles_and_trains_nothing(tmp_path: Path) -> None:
     assert new.loc["train"].equals(old.loc["train"]), "what was measured in training stays"
     assert new.loc["train", "sample"].notna().any()
     assert after.curves.equals(before.curves)
+
+
+def rewrite(folder: Path, **columns: Any) -> dict[str, Any]:
+    """What is stored of the one trial, with some columns changed as if it had been so."""
+    store = Store(folder / "results/tiny")
+    (trial_id,) = ablate.load(store.folder).trials["trial_id"]
+    row = (store.trial(trial_id) or {}) | columns
+    tables = [getattr(store, name)(trial_id).drop(columns="trial_id").astype(object) for name in ("curves", "profiles")]
+    store.write_trial(
+        row, *({name: list(frame[name].where(frame[name].notna(), None)) for name in frame} for frame in tables)
+    )
+    return row
+
+
+def test_a_new_profile_leaves_the_conditions_of_the_training(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert run(tmp_path)[0] == 0
+    (fresh,) = ablate.load(tmp_path / "results/tiny").trials.to_dict("records")
+    assert json.loads(fresh["profile_conditions"])["torch"] == fresh["torch"]
+    of_training = {"torch": "1.0", "python": "2.7", "ablate": "0.0", "git_commit": "abc", "git_dirty": True}
+    of_training |= {"device_name": "another", "gpu_uuid": "GPU-1", "trials_at_once": 1.95}
+    ran = {"train": ["a"], "optimizer": ["b"], "prefill": ["c"], "decode": ["d"]}
+    rewrite(tmp_path, **of_training, wall_seconds=1000.0, kernels=json.dumps(ran))
+
+    assert run(tmp_path, "--set", "profile.decode=null", "--set", "profile.prefill.tokens=[8]")[0] == 0
+    (row,) = ablate.load(tmp_path / "results/tiny").trials.to_dict("records")
+    assert {name: row[name] for name in of_training} == of_training
+    assert row["wall_seconds"] > 1000
+    profile = json.loads(row["profile_conditions"])
+    assert profile == {name: None if pd.isna(fresh[name]) else fresh[name] for name in CONDITIONS}
+    kernels = json.loads(row["kernels"])
+    assert set(kernels) == {"train", "optimizer", "prefill"}, "decoding is of a profile that is gone"
+    assert (kernels["train"], kernels["optimizer"]) == (["a"], ["b"])
+    assert kernels["prefill"] != ["c"]
+
+
+@pytest.mark.parametrize("status", ["oom", "killed", "interrupted"])
+def test_a_profile_that_failed_beside_a_training_is_repeated_alone(tmp_path: Path, status: str) -> None:
+    write(tmp_path)
+    assert run(tmp_path)[0] == 0
+    before = rewrite(tmp_path, status=status, phase="profile", reason="it was so", train_loss=7.0, profile_id="0")
+    if status != "interrupted":
+        assert "nothing to train" in run(tmp_path)[1]
+        assert "nothing to train" in run(tmp_path, "--only", "train", "--retry-failed")[1]
+    curves = ablate.load(tmp_path / "results/tiny").curves
+    assert run(tmp_path, "--retry-failed")[0] == 0
+    after = ablate.load(tmp_path / "results/tiny")
+    (row,) = after.trials.to_dict("records")
+    assert (row["status"], row["reason"]) == ("ok", "")
+    assert row["train_loss"] == 7.0, "it was trained anew"
+    assert row["started_at"] == before["started_at"]
+    assert row["decode_tokens_per_second"] > 0
+    assert after.curves.equals(curves)
+    assert {"train", "decode"} <= set(after.profiles["phase"])
+
+
+def test_a_new_profile_that_fails_leaves_the_training(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert run(tmp_path)[0] == 0
+    (before,) = ablate.load(tmp_path / "results/tiny").trials.to_dict("records")
+    huge = ("--set", "profile.decode.batch=[1000000000]")
+    assert run(tmp_path, *huge)[0] == 1
+    (failed,) = ablate.load(tmp_path / "results/tiny").trials.to_dict("records")
+    assert (failed["status"], failed["phase"]) == ("oom", "profile")
+    assert run(tmp_path, "--retry-failed")[0] == 0
+    (after,) = ablate.load(tmp_path / "results/tiny").trials.to_dict("records")
+    same = [*LOSSES, "step_seconds_p50", "startup_seconds", "started_at"]
+    assert [after[name] for name in same] == [failed[name] for name in same] == [before[name] for name in same]
+    assert after["decode_tokens_per_second"] > 0
+    assert after["attempts"] == 3
 
 
 LOSSES = ["steps", "tokens", "train_loss", "val_loss", "best_val_loss", "batch_order_hash"]

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from ablate import timing
+from ablate import timing, trial
 from ablate.job import TimingJob
+from ablate.profiling import surroundings
 from ablate.profiling.clock import Clock
+from ablate.schema import REPEATS
 from ablate.settings import resolved, typed
 from ablate.train import Learner
 from ablate.trial import Reporter
@@ -90,7 +93,6 @@ def test_times_are_those_of_a_step_a_prompt_and_a_further_token(ticks: dict[str,
     parent = performed(job())
     assert parent.outcome == ("ok", "profile", "")
     values = parent.columns["values"]
-    assert values.pop("peak_rss_bytes") > 1e6
     assert values == {
         "step_seconds_p50": ticks["step"],
         "prefill_seconds_p50": ticks["prompt"],
@@ -98,6 +100,12 @@ def test_times_are_those_of_a_step_a_prompt_and_a_further_token(ticks: dict[str,
     }
     assert parent.columns["torch"] == torch.__version__
     assert parent.columns["other_load_cores"] >= 0
+    assert set(parent.columns["samples"]) == set(values)
+    assert parent.columns["samples"]["step_seconds_p50"] == 10
+    assert parent.columns["samples"]["prefill_seconds_p50"] == timing.GENERATIONS
+    assert parent.columns["compiled"] is False
+    assert parent.columns["gpu_uuid"] is None
+    assert set(parent.columns) - {"values", "samples"} < set(REPEATS.names)
 
 
 @pytest.mark.parametrize(("seconds", "steps"), [(0.25, 10), (0.01, 100), (0.04, 30)])
@@ -111,8 +119,49 @@ def test_steps_go_on_until_there_are_enough_of_them(
     assert seen[0] in (steps, steps + timing.STEPS), "with the rounding of a sum"
 
 
+def test_what_goes_on_around_is_looked_at_from_the_first_timed_step_on(
+    ticks: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surroundings, "EVERY_SECONDS", 0.0)
+    clocks = iter(range(1000, 2000))
+    monkeypatch.setattr(surroundings, "cpu_clock_mhz", lambda: float(next(clocks)))
+    monkeypatch.setattr(surroundings, "times_throttled", iter([3, 4]).__next__)
+    told = performed(job({})).columns
+    assert told["device_clock_mhz_p50"] == 1004.5, "ten timed steps, none of those that warm up"
+    assert told["throttle_reasons"] == "container_quota"
+
+
+class Counting(nn.Module):
+    """Another graph for each pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.passes = model, 0
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        self.passes += 1
+        return self.model(*given, **named) * self.passes
+
+
+def test_a_member_that_did_not_stay_compiled_says_so(ticks: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(model: Any, *_: Any) -> Any:
+        return torch.compile(Counting(model), backend="eager", dynamic=False)
+
+    monkeypatch.setattr(trial.compilation, "compiled", compiled)
+    told = performed(job({}, compile=True)).columns
+    assert told["compiled"] is False
+    assert told["compile_fault"].startswith("recompile limit reached")
+
+
+def test_where_it_ran_is_told_also_of_what_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "build", lambda *_: 1 / 0)
+    parent = performed(job())
+    assert parent.outcome[0] == "crashed"
+    assert parent.columns["torch"] == torch.__version__
+
+
 def test_only_what_is_asked_for_is_timed(ticks: dict[str, float]) -> None:
-    assert set(performed(job({})).columns["values"]) == {"step_seconds_p50", "peak_rss_bytes"}
+    assert set(performed(job({})).columns["values"]) == {"step_seconds_p50"}
     single = performed(job({"decode": [1, 8, 1]})).columns["values"]
     assert "decode_seconds_per_token_p50" not in single, "one token has no further one"
 

@@ -191,6 +191,13 @@ def test_curves_have_every_step(done: Parent) -> None:
     assert {p["metric"] for p in points if p["split"] == "train"} >= {"loss", "lr", "grad_norm", "aux_balance"}
 
 
+def test_no_batch_is_made_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = typed(job().settings).train
+    monkeypatch.setattr(trial, "pieces", None)
+    nothing: Any = None
+    assert trial.called_for(nothing, nothing, recipe) is None
+
+
 def test_points_are_sent_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
@@ -336,7 +343,9 @@ def test_divergence_is_a_result_with_its_step() -> None:
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "peak_rss_bytes", lambda: None)
     if sys.platform == "linux":
-        assert performed(job()).outcome == ("incomplete", "profile", "peak_rss_bytes is missing")
+        parent = performed(job())
+        assert parent.outcome == ("incomplete", "train", "peak_rss_bytes is missing")
+        assert "decode" not in json.loads(parent.columns["kernels"]), "nothing is profiled beside it"
     monkeypatch.setattr(memory, "peak_rss_bytes", lambda: 10)
     status, _, reason = performed(job()).outcome
     assert status == "incomplete"
@@ -428,6 +437,7 @@ def test_a_corpus_too_small_says_so() -> None:
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"), "oom"),
         (RuntimeError("std::bad_alloc"), "oom"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), "oom"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), "oom"),
         (RuntimeError("CUDA error: device-side assert triggered"), "crashed"),
         (ValueError("the cache has room for 4 tokens: out of memory"), "crashed"),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), "crashed"),
@@ -507,6 +517,7 @@ def test_the_server_of_children_is_warm_before_the_first_trial_counts(monkeypatc
     monkeypatch.setattr(child, "warm_up", lambda _: order.append("warm"))
     monkeypatch.setattr(Run, "_through_gates", lambda self, queue, _: order.append("gates") or queue)
     monkeypatch.setattr(Run, "_calibrate", lambda *_: order.append("calibrate"))
+    monkeypatch.setattr(Run, "_seek_capacities", lambda *_: None)
     monkeypatch.setattr(Run, "_begin", lambda self, task: order.append("begin"))
     run = Run.__new__(Run)
     run.running, run.resources, run.fail_fast, run.failed = {}, Resources("cpu", 1, 1), False, False

@@ -19,7 +19,7 @@ _EXACT_BYTES = (
 _OWN = (
     *("attempts", "git_commit", "git_dirty", "trials_at_once", "mfu", "hfu", "mfu_datasheet", "matmul_peak_flops"),
     *("other_load_cores", "device_clock_mhz_min", "device_temperature_celsius_max", "throttle_reasons"),
-    "decode_bandwidth_share",
+    *("decode_bandwidth_share", "profile_conditions"),
 )
 
 

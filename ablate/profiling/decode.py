@@ -328,6 +328,11 @@ def cache_difference(model: Transformer, tokens: Tensor, context: int) -> float:
     return 0.0 if largest == 0 else float(largest / full.std())
 
 
+def as_served(model: Transformer, precision: str) -> Transformer:
+    """The model that reads prompts and decodes: itself in fp32, else a copy with weights of that precision."""
+    return model.eval() if precision == "fp32" else copy_as(model, torch.bfloat16)
+
+
 def copy_as(model: Transformer, dtype: torch.dtype) -> Transformer:
     """A copy with weights of another dtype, on the same device, in evaluation mode."""
     fresh = build(model.settings)

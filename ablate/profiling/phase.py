@@ -51,7 +51,7 @@ class ProfilePhase:
         wrong = decode.cache_mismatch(model, asked.decode, self._prompts) if asked.decode else None
         if wrong:
             return wrong, []
-        timed = model if precision == "fp32" else decode.copy_as(model, torch.bfloat16)
+        timed = decode.as_served(model, precision)
         found = decode.profile(timed, asked, precision, self._prompts, clock, self.peaks.copy_bytes_per_second)
         self.keep(found.rows)
         self.tell(found.columns)
