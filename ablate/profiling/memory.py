@@ -91,7 +91,7 @@ def limit(device: torch.device, at_most: int | None) -> int | None:
         return limit_to_available(at_most)
     free, total = torch.cuda.mem_get_info(device)
     left = free if at_most is None else min(free, at_most)
-    torch.cuda.set_per_process_memory_fraction(left / total, device)
+    torch.cuda.set_per_process_memory_fraction(left / total)  # of the current device: `cuda` alone has no index
     return left
 
 
