@@ -368,7 +368,9 @@ def test_nvml_that_is_lost_for_good_leaves_null(driver: Driver, now: list[float]
     assert watched(driver, now, at, at_evaluation=lambda: None) == NULL
 
 
-def test_nvml_that_is_lost_during_an_evaluation_charges_training_with_nothing_of_it(driver: Driver, now: list[float]) -> None:
+def test_nvml_that_is_lost_during_an_evaluation_charges_training_with_nothing_of_it(
+    driver: Driver, now: list[float]
+) -> None:
     answer = driver.nvmlDeviceGetTotalEnergyConsumption
 
     def at(step: int) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ablate import cost, registry
+from ablate import train as trains
 from ablate.batches import Batches
 from ablate.cache import Cache
 from ablate.model import Transformer, build
