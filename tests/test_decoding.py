@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ablate import registry
+from ablate.attention._grouped import GroupedQueryAttention
 from ablate.attention.mla import LatentAttention
 from ablate.choice import Faults
 from ablate.model import Transformer, build

@@ -547,7 +547,7 @@ def test_a_position_that_starts_anew_at_each_token_is_found(monkeypatch: pytest.
 
 @pytest.mark.parametrize(("exact", "mismatch"), [(1e-9, False), (0.5, True), (float("nan"), True)])
 def test_a_difference_counts_if_float64_shows_it(monkeypatch: pytest.MonkeyPatch, exact: float, mismatch: bool) -> None:
-    def difference(model: Transformer, *_: Any) -> float:
+    def difference(model: Transformer, *_: Any, **__: Any) -> float:
         return exact if model.head.output.weight.dtype == torch.float64 else 0.3
 
     monkeypatch.setattr(decode, "cache_difference", difference)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
@@ -297,8 +298,9 @@ def cache_mismatch(model: Transformer, settings: DecodeSettings, prompts: Prompt
     """What is wrong with the cache, over a prompt and some tokens one by one; None if nothing is.
 
     However the cache can be read, in the first cell and in the longest, whose last logits alone are held. The check is
-    in float32, whatever precision is timed: in bfloat16 the same sums in another order differ too. A difference in float32 counts if float64 shows it too: a router that stands between
-    two experts may choose another one for the last bit of a logit, and is right both times.
+    in float32, whatever precision is timed: in bfloat16 the same sums in another order differ too. A difference counts
+    if float64 shows it too: a router that stands between two experts may choose another one for the last bit of a
+    logit, and is right both times.
     """
     first, longest = ((of(settings.context), of(settings.new_tokens)) for of in (itemgetter(0), max))
     for (context, new_tokens), way in product(dict.fromkeys([first, longest]), paths.ways(model)):
@@ -326,10 +328,12 @@ def cache_difference(model: Transformer, tokens: Tensor, context: int, *, whole:
     model.eval()
     prompt, new = tokens[:, :context], tokens[:, context:]
     writer = Writer(model, prompt, new.shape[1])
-    full, read = writer.at_once(new), writer.read()
-    if not whole:
-        full, read = full[:, -1 - new.shape[1] :].clone(), read[:, -1:].clone()
-    parts = [read, *(writer.write(token) for token in new.split(1, dim=1))]
+
+    def kept(logits: Tensor, last: int) -> Tensor:
+        return logits if whole else logits[:, -last:].clone()
+
+    full = kept(writer.at_once(new), 1 + new.shape[1])
+    parts = [kept(writer.read(), 1), *(writer.write(token) for token in new.split(1, dim=1))]
     largest = (torch.cat(parts, dim=1) - full).abs().max()
     return 0.0 if largest == 0 else float(largest / full.std())
 

@@ -27,8 +27,8 @@ def count_flops(work: Callable[[], Any], *, every_key: bool = True) -> int:
 
     With `every_key` they are those of the architecture without its causality: a query pays for all keys, and zeros that
     only suit a kernel are left out. Without it they are those that are executed: fused kernels that are told of
-    causality look at (T + 1) / 2 keys on average, and whatever hides keys by a mask computes them all. A flexible kernel
-    is among these; what it computes again on the way back is not counted.
+    causality look at (T + 1) / 2 keys on average, and whatever hides keys by a mask computes them all. A flexible
+    kernel is among these; what it computes again on the way back is not counted.
     """
     with as_defined() if every_key else written_out():
         formulas = _MISSING if every_key else _MISSING | _SKIPPING
