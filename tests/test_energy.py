@@ -142,6 +142,14 @@ def test_a_counter_that_starts_anew_goes_on_counting(powercap: Callable[..., Pat
     assert meter.joules() == pytest.approx(11.6)
 
 
+def test_rapl_is_renewed_each_millisecond_and_needs_twenty(
+    powercap: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    meter = EnergyMeter(CPU, powercap())
+    assert [meter.too_short(seconds) for seconds in (0.019, 0.02)] == [True, False]
+    assert capfd.readouterr().out == "no energy: 0.019 s were measured, and rapl needs 0.02 s\n"
+
+
 def zone(powercap: Path, folder: str, name: str, reading: int, largest: int = 9_999_999) -> None:
     """One more zone, or a new reading of it."""
     (powercap / folder).mkdir(exist_ok=True)

@@ -136,8 +136,8 @@ class Watch:
     def _energy_columns(self, steps: int, seconds: float) -> dict[str, Any]:
         now = self._energy()
         used = 0.0 if self._joules is None or now is None else now - self._joules
-        # A counter that stands still counts nothing, and of a moment one that is seldom renewed tells nothing.
-        if self._meter is None or steps == 0 or used <= 0 or self._meter.too_short(seconds):
+        # Of a moment a counter that is seldom renewed tells nothing, and one that stands still counts nothing.
+        if self._meter is None or steps == 0 or self._meter.too_short(seconds) or used <= 0:
             return {"energy_joules_per_token": None, "energy_source": None}
         per_token = used / (steps * self.recipe.batch_tokens)
         return {"energy_joules_per_token": per_token, "energy_source": self._meter.source}
