@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -76,7 +76,7 @@ def train(
     """
     learner, rate = Learner.of(model, recipe, called), schedule(recipe, model.settings.d_model)
     run, order = Trained(), hashlib.sha256()
-    ledger = Ledger(observer, run, 1 if device_of(model).type == "cpu" else READ_EVERY)
+    ledger = Ledger(observer, run, read_every(model))
     torch.manual_seed(generator_seed(seed, "dropout"))
     model.train()
     for step in range(1, recipe.n_steps + 1):
@@ -107,15 +107,22 @@ def exercise(
     observer: Observer,
     called: nn.Module | None = None,
 ) -> Learner:
-    """The steps of `train` at a learning rate of 0, for what they cost: `model` stays what it is."""
+    """The steps of `train` at a learning rate of 0, for what they cost: `model` stays what it is.
+
+    What they measure is read as often as there, which is when the CPU waits, and told to nobody.
+    """
     learner = Learner.of(model, recipe, called)
+    pending: list[dict[str, Tensor]] = []
     torch.manual_seed(generator_seed(seed, "dropout"))
     model.train()
     for step in range(1, recipe.n_steps + 1):
         with observer.step():
             with observer.part("data"):
                 batch = batches.batch(step)
-            learner.update(batch, 0.0, observer.part)
+            pending.append(learner.update(batch, 0.0, observer.part))
+        if len(pending) >= read_every(model) or step == recipe.n_steps:
+            values_of(pending)
+            pending.clear()
     return learner
 
 
@@ -342,6 +349,17 @@ def _evaluate(
         run.diverged_step = step
 
 
+def read_every(model: nn.Module) -> int:
+    """After so many steps measures are read."""
+    return 1 if device_of(model).type == "cpu" else READ_EVERY
+
+
+def values_of(measures: Iterable[dict[str, Tensor]]) -> list[float]:
+    """All of them on end, read at once."""
+    values: list[float] = torch.stack([each.float() for step in measures for each in step.values()]).tolist()
+    return values
+
+
 class Ledger:
     """The measures of the last few steps, left on the device until they are read all at once; none is lost."""
 
@@ -360,8 +378,7 @@ class Ledger:
         """Hand the measures on, step by step, up to the first that is not finite."""
         if not self.pending:
             return
-        values = torch.stack([each.float() for _, _, measures in self.pending for each in measures.values()]).tolist()
-        place = iter(values)
+        place = iter(values_of(measures for _, _, measures in self.pending))
         for step, lr, measures in self.pending:
             if self.run.diverged_step is None:
                 self._enter(step, lr, {name: next(place) for name in measures})

@@ -184,7 +184,7 @@ class Trial:
         inputs, _ = next(pieces(batches.batch(1), recipe.accumulate, self.device))
         self._ran(train=kernels.training_kernels(model, inputs, recipe.precision, called))
         self._count(model, held_out)
-        self._training_profile([*watch.rows(), *self._memory_facts()])
+        self._training_profile([*watch.rows(), *self._device_facts()])
         self._tell(self._memory_split(model, batches.batch(1)))
         self.problems += memory.implausible(self.columns)
 
@@ -239,11 +239,9 @@ class Trial:
             }
         )
 
-    def _memory_facts(self) -> list[dict[str, Any]]:
-        facts = memory.allocator_facts(self.device)
+    def _device_facts(self) -> list[dict[str, Any]]:
         peak = device.datasheet_flops(self.device, self.settings.train.precision)
-        facts |= {"peak_flops_per_second": peak} if peak else {}
-        return [{"metric": name, "value": value} for name, value in facts.items()]
+        return [{"metric": "peak_flops_per_second", "value": peak}] if peak else []
 
     def _training_profile(self, rows: list[dict[str, Any]]) -> None:
         recipe = self.settings.train

@@ -217,7 +217,13 @@ def test_the_optimizer_has_its_state_before_the_step(experiment: Experiment) -> 
 def test_a_gpu_is_limited_to_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     shares: list[float] = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (800, 1000))
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: shares.append(share))
+
+    def set_fraction(share: float, device: Any = None) -> None:
+        if device is not None and torch.device(device).index is None:
+            raise ValueError("Expected a torch.device with a specified index or an integer")  # as torch does
+        shares.append(share)
+
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", set_fraction)
     assert memory.limit(torch.device("cuda"), None) == 800
     assert memory.limit(torch.device("cuda"), 500) == 500
     assert shares == [0.8, 0.5]

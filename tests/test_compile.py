@@ -121,7 +121,17 @@ def test_where_nothing_could_be_compiled_nothing_is_compiled() -> None:
 
 
 def test_where_nobody_asked_nothing_is_counted() -> None:
-    assert Compilation().columns(asked=False) == {"compiled": False, "compile_seconds": None}
+    nothing = {"compiled": False, "compile_fault": None, "compile_seconds": None}
+    assert Compilation().columns(asked=False) == nothing
+
+
+def test_what_compiles_itself_says_where_it_gave_up() -> None:
+    following = Compilation()
+    with torch._dynamo.config.patch(recompile_limit=2):
+        watched(Counting())
+    found = following.columns(asked=False)
+    assert not found["compiled"]
+    assert found["compile_fault"].startswith("recompile limit reached, the rest ran eager: ")
 
 
 def test_what_others_compiled_before_does_not_count() -> None:

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ablate import registry
+from ablate.attention._grouped import GroupedQueryAttention
 from ablate.attention.mla import LatentAttention
 from ablate.choice import Faults
 from ablate.model import Transformer, build
@@ -309,3 +310,18 @@ def test_a_way_that_is_wrong_is_found_also_where_the_settings_choose_another(mon
     assert wrong is not None
     assert wrong.endswith("(path absorbed)")
     assert set(paths.taken(model)) == {"expanded"}
+
+
+def test_a_cache_that_is_wrong_only_in_the_longest_cell_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = {"context": [8, 24, 12], "new_tokens": [2, 4]}
+    settings = variant(decode=cells)
+    model, forward = build(settings.model), GroupedQueryAttention.forward
+    assert decode.cache_mismatch(model, settings.profile.decode, prompts) is None
+
+    def late(self: Any, x: Any, position: Any, start: int, mask: Any = None, cache: Any = None, *rest: Any) -> Any:
+        return forward(self, x, position, start, mask, cache, *rest) * (1.1 if cache is not None and start > 24 else 1)
+
+    monkeypatch.setattr(GroupedQueryAttention, "forward", late)
+    assert "logits differ" in str(decode.cache_mismatch(model, settings.profile.decode, prompts))
+    of_first = variant(decode={"context": [8], "new_tokens": [2]})
+    assert decode.cache_mismatch(model, of_first.profile.decode, prompts) is None

@@ -142,6 +142,14 @@ def test_a_counter_that_starts_anew_goes_on_counting(powercap: Callable[..., Pat
     assert meter.joules() == pytest.approx(11.6)
 
 
+def test_rapl_is_renewed_each_millisecond_and_needs_twenty(
+    powercap: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    meter = EnergyMeter(CPU, powercap())
+    assert [meter.too_short(seconds) for seconds in (0.019, 0.02)] == [True, False]
+    assert capfd.readouterr().out == "no energy: 0.019 s were measured, and rapl needs 0.02 s\n"
+
+
 def zone(powercap: Path, folder: str, name: str, reading: int, largest: int = 9_999_999) -> None:
     """One more zone, or a new reading of it."""
     (powercap / folder).mkdir(exist_ok=True)
@@ -223,7 +231,7 @@ def test_counters_that_are_broken_or_missing_say_why(powercap: Callable[..., Pat
 
 
 class Counter:
-    """A meter that shows what is written into it."""
+    """A meter that shows what is written into it, however short the time."""
 
     source = "rapl"
 
@@ -233,6 +241,9 @@ class Counter:
     def joules(self) -> float:
         self.read += 1
         return self.now
+
+    def too_short(self, seconds: float) -> bool:
+        return False
 
 
 def watched(meter: Any) -> Watch:
@@ -274,23 +285,24 @@ def test_without_a_meter_energy_is_unknown() -> None:
 
 
 def test_energy_of_writing_is_without_that_of_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    meter, runs = Counter(), []
+    meter, runs, now = Counter(), [], [0.0]
 
     def generate(model: Any, prompt: Tensor, new_tokens: int, clock: Any) -> None:
         runs.append(new_tokens)
+        now[0] += 1 / 512 + new_tokens / 64
         meter.now += len(prompt) * (100.0 + 3.0 * new_tokens)
 
     monkeypatch.setattr(energy, "generate", generate)
-    still = clock.Clock(lambda: 0.0, lambda a, b: 0.0)
+    ticking = clock.Clock(lambda: now[0], lambda a, b: b - a)
     prompt = torch.zeros(2, 8, dtype=torch.long)
-    found = decode_joules_per_token(None, prompt, 5, meter, still, seconds=0.05)
+    found = decode_joules_per_token(None, prompt, 5, meter, ticking)
     assert found == pytest.approx(3.0)
-    assert runs == [5] * 4 + [0] * 4, "a second of writing"
-    assert decode_joules_per_token(None, prompt, 0, meter, still, seconds=None) is None
-    monkeypatch.setattr(energy, "generate", lambda *_: None)
-    assert decode_joules_per_token(None, prompt, 5, meter, still, seconds=0.05) is None, "less than the counter shows"
+    assert runs == [5] * 25 + [0] * 1024, "two seconds of each, however short one is"
+    assert decode_joules_per_token(None, prompt, 0, meter, ticking) is None
+    monkeypatch.setattr(energy, "generate", lambda *_: now.__setitem__(0, now[0] + 1))
+    assert decode_joules_per_token(None, prompt, 5, meter, ticking) is None, "less than the counter shows"
     monkeypatch.setattr(meter, "joules", lambda: None)
-    assert decode_joules_per_token(None, prompt, 5, meter, still, seconds=0.05) is None
+    assert decode_joules_per_token(None, prompt, 5, meter, ticking) is None
 
 
 # --- What else went on ------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ CONFIG = {
 ROW: dict[str, Any] = {
     **{"status": "ok", "phase": "profile", "reason": "", "log": "logs/x.log", "config": json.dumps(CONFIG)},
     **{"device": "cuda", "device_name": "a GPU", "gpu_uuid": UUID, "precision": "bf16", "deterministic": False},
-    **{"train_loss": 2.6, "val_loss": 2.5, "steps": 30, "tokens": 30 * 1024, "params_total": 1_000_000},
+    **{"train_loss": 2.6, "val_loss": 2.5, "steps": 300, "tokens": 300 * 1024, "params_total": 1_000_000},
     **{"step_seconds_p10": 0.009, "step_seconds_p50": 0.01, "step_seconds_p90": 0.011},
     **{"train_tokens_per_second": 102_400.0, "energy_joules_per_token": 0.004, "energy_source": "nvml"},
     **{"data_seconds_p50": 1e-4, "forward_seconds_p50": 3e-3, "backward_seconds_p50": 5e-3},
@@ -63,14 +63,15 @@ SLOW |= {"train_tokens_per_second": 28_000.0, "decode_seconds_per_token_p50": 0.
 SLOW |= {"forward_seconds_p50": 0.012, "backward_seconds_p50": 0.02}
 SMALL = {"kv_cache_bytes_per_token": 240, "kernels": json.dumps(FUSED | {"decode": ["mm", "path absorbed"]})}
 SMALL |= dict.fromkeys(("kv_cache_bytes_measured", "kv_cache_bytes_held"), 240 * 128)
+BRIEF = {"steps": 20, "tokens": 20 * 1024, "energy_joules_per_token": None, "energy_source": None}
 COMPILED = {"compile_seconds": 20.0, "compiled": True, "graph_breaks": 0, "recompiles": 0}
 FLEX = FP32 | {"kernels": json.dumps({"train": ["flex_attention"]})}
 
 Variants = dict[str, dict[str, Any]]
 RUNS: dict[str, Variants] = {
     "bf16": {"baseline": {}, "gqa": {}, "moe": {}},
-    "eager": {"baseline": {}, "mla": SMALL, "moe": {}, "deep": SLOW},
-    "compiled": {"baseline": COMPILED, "mla": COMPILED, "moe": COMPILED},
+    "eager": {"baseline": BRIEF, "mla": SMALL, "moe": {}, "deep": SLOW},
+    "compiled": {"baseline": COMPILED, "moe": COMPILED},
     "others": {
         "baseline": {},
         "huge": {"status": "oom", "reason": "CUDA out of memory"},
@@ -180,6 +181,8 @@ FAULTS: list[tuple[Stage, str, str, dict[str, Any], str]] = [
     (grid.FIRST, "eager", "mla", {"kernels": '{"decode": ["mm"]}'}, "the_latent_is_read_as_it_lies"),
     (grid.FIRST, "eager", "moe", {"decode_bandwidth_share": 1.2}, "bandwidth_is_a_share"),
     (grid.FIRST, "eager", "moe", {"energy_joules_per_token": 4.0}, "energy_is_plausible"),
+    (grid.FIRST, "eager", "moe", {"energy_joules_per_token": None}, "energy_is_plausible"),
+    (grid.FIRST, "eager", "baseline", {"energy_joules_per_token": 0.004}, "energy_is_plausible"),
     (grid.FIRST, "eager", "moe", {"mfu_datasheet": 1.2}, "utilisation_by_the_data_sheet_is_a_share"),
     (grid.COMPILED, "compiled", "moe", {"status": "crashed"}, "every_compiled_trial_is_ok"),
     (grid.COMPILED, "compiled", "moe", {"compiled": False, "compile_fault": "limit"}, "the_rows_say_compiled"),
@@ -258,3 +261,35 @@ def test_a_wrong_clock_is_seen(times: machine.Timed, failed: list[str], tmp_path
     stage = Stage("clock", "", 1, lambda _: times, machine.STAGES[1].judges)
     found = stage.run(Setup("cuda", False, tmp_path, tmp_path, 0))
     assert [each.check for each in found if each.word != "passed"] == failed
+
+
+PLANTED = {"peak_allocated_bytes": 2**26 + 512, "peak_reserved_bytes": 2**27, "device_used_bytes": 2**31}
+PLANTED |= {"step_seconds_p50": 1e-4, "window_tokens_per_second_p50": 64 / 0.0201}
+PEAK, SPEED = "the_peak_is_without_warm_up", "what_lies_between_steps_is_in_speeds_alone"
+
+
+@pytest.mark.parametrize(
+    ("columns", "failed"),
+    [
+        ({}, []),
+        ({"peak_allocated_bytes": 2**30, "peak_reserved_bytes": 2**30}, [PEAK]),
+        ({"device_used_bytes": 1}, [PEAK]),
+        ({"step_seconds_p50": 0.02}, [SPEED]),
+        ({"window_tokens_per_second_p50": 64 / 1e-4}, [SPEED]),
+    ],
+)
+def test_what_is_planted_in_steps_is_seen(columns: dict[str, Any], failed: list[str], tmp_path: Path) -> None:
+    stage = Stage("watch", "", 1, lambda _: PLANTED | columns, machine.STAGES[2].judges)
+    found = stage.run(Setup("cuda", False, tmp_path, tmp_path, 0))
+    assert [each.check for each in found if each.word != "passed"] == failed
+
+
+def test_pauses_are_planted_on_a_cpu_too(tmp_path: Path) -> None:
+    found = {each.check: each.word for each in machine.STAGES[2].run(Setup("cpu", False, tmp_path, tmp_path, 0))}
+    assert found == {PEAK: "skipped", SPEED: "passed"}
+
+
+def test_every_stage_has_its_time() -> None:
+    from gpu_checks.stages import STAGES as ALL
+
+    assert sum(stage.seconds for stage in ALL) <= 480

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ablate.profiling import device, utilisation
+from ablate.profiling import device, memory, utilisation
 from ablate.profiling.device import datasheet_flops, gpu_uuid
 from ablate.profiling.energy import EnergyMeter
 from ablate.profiling.lacking import lacking
@@ -259,21 +259,84 @@ def test_a_gpu_without_an_entry_has_no_peak_and_never_another_one_s(
     assert ("mfu_datasheet" in lacking(CUDA)) is (fp32 is None)
 
 
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gigabytes(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """In use of the idle GPU and of the busy one, by NVML; torch says 6 of 40."""
+    used = [1.0, 10.0]
+    answer = lambda handle: types.SimpleNamespace(total=40e9, free=0.0, used=used[handle] * 1e9)  # noqa: E731
+    monkeypatch.setattr(driver, "nvmlDeviceGetMemoryInfo", answer, raising=False)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (34 * 10**9, 40 * 10**9))
+    for name in ("max_memory_allocated", "max_memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: 5)
+    return used
+
+
+def used_in_steps(gigabytes: list[float], monkeypatch: pytest.MonkeyPatch) -> float:
+    """By the columns, where the device is used most in the second of three looks while steps were timed."""
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    around = Surroundings(CUDA)
+    gigabytes[1] = 39.0
+    around.sample()  # in warm-up
+    around.begin()
+    for gigabytes[1] in (10.0, 20.0, 15.0):
+        around.sample()
+        now[0] += 10.0
+    gigabytes[1] = 39.0
+    return (memory.peaks(CUDA, around.used_bytes)["device_used_bytes"] or 0) / 1e9
+
+
+def test_device_use_is_the_most_that_nvml_saw_while_steps_were_timed(
+    gigabytes: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert used_in_steps(gigabytes, monkeypatch) == 20.0
+
+
+def test_the_memory_of_a_slice_is_what_torch_says(gigabytes: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    on(monkeypatch, "slice", SLICE, "MIG-slice")
+    assert used_in_steps(gigabytes, monkeypatch) == 6.0
+
+
+def test_without_nvml_device_use_is_what_torch_says(gigabytes: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert used_in_steps(gigabytes, monkeypatch) == 6.0
+
+
 # --- Counters that fail on the way ------------------------------------------------------------------------------------
 
 
-def watched(driver: Driver, at_step: Callable[[int], None], *, at_evaluation: Callable[[], None]) -> dict[str, Any]:
-    """20 steps of 64 tokens, 3 of them to warm up and 128 J each; after the 12th an evaluation."""
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, as it is set."""
+    moment = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: moment[0])
+    return moment
+
+
+def watched(
+    driver: Driver,
+    now: list[float],
+    at_step: Callable[[int], None],
+    *,
+    at_evaluation: Callable[[], None],
+    seconds: float = 0.125,
+) -> dict[str, Any]:
+    """20 steps of 64 tokens, 3 of them to warm up and 128 J each; after the 12th a long evaluation."""
     recipe = TrainSettings(steps=20, batch_tokens=64, seq_len=16, eval_every=10)
     # The process itself has no GPU: only the counter is one's.
     watch = Watch(recipe, torch.device("cpu"), 0.0, lambda _: None, lambda *_: None, EnergyMeter(CUDA))
     for step in range(1, 21):
         with watch.step():
             driver.millijoules[1] += 128_000
+            now[0] += seconds
             at_step(step)
         if step == 12:
             with watch.evaluation():
                 driver.millijoules[1] += 50_000_000
+                now[0] += 100.0
                 at_evaluation()
     columns = watch.columns()
     assert columns["train_tokens_per_second"] > 0, "the rest is measured whatever the counter does"
@@ -283,20 +346,31 @@ def watched(driver: Driver, at_step: Callable[[int], None], *, at_evaluation: Ca
 NULL = {"energy_joules_per_token": None, "energy_source": None}
 
 
-def test_joules_of_a_token_are_those_of_the_timed_steps(driver: Driver) -> None:
-    found = watched(driver, lambda _: None, at_evaluation=lambda: None)
+def test_joules_of_a_token_are_those_of_the_timed_steps(driver: Driver, now: list[float]) -> None:
+    found = watched(driver, now, lambda _: None, at_evaluation=lambda: None)
     assert found == {"energy_joules_per_token": 128 / 64, "energy_source": "nvml"}
 
 
-def test_nvml_that_is_lost_for_good_leaves_null(driver: Driver) -> None:
+@pytest.mark.parametrize(("seconds", "known"), [(2.0 / 16, True), (2.0 / 18, False)])
+def test_a_counter_that_is_renewed_ten_times_a_second_says_nothing_of_a_moment(
+    driver: Driver, now: list[float], seconds: float, known: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = watched(driver, now, lambda _: None, at_evaluation=lambda: None, seconds=seconds)
+    assert (found["energy_joules_per_token"] is not None) is (found["energy_source"] is not None) is known
+    assert ("no energy: 1.89 s were measured, and nvml needs 2 s" in capfd.readouterr().out) is not known
+
+
+def test_nvml_that_is_lost_for_good_leaves_null(driver: Driver, now: list[float]) -> None:
     def at(step: int) -> None:
         if step == 15:
             driver.nvmlDeviceGetTotalEnergyConsumption = lose  # type: ignore[method-assign]
 
-    assert watched(driver, at, at_evaluation=lambda: None) == NULL
+    assert watched(driver, now, at, at_evaluation=lambda: None) == NULL
 
 
-def test_nvml_that_is_lost_during_an_evaluation_charges_training_with_nothing_of_it(driver: Driver) -> None:
+def test_nvml_that_is_lost_during_an_evaluation_charges_training_with_nothing_of_it(
+    driver: Driver, now: list[float]
+) -> None:
     answer = driver.nvmlDeviceGetTotalEnergyConsumption
 
     def at(step: int) -> None:
@@ -305,21 +379,21 @@ def test_nvml_that_is_lost_during_an_evaluation_charges_training_with_nothing_of
     def away() -> None:
         driver.nvmlDeviceGetTotalEnergyConsumption = lose  # type: ignore[method-assign]
 
-    assert watched(driver, at, at_evaluation=away) == NULL
+    assert watched(driver, now, at, at_evaluation=away) == NULL
 
 
 @pytest.mark.parametrize("before_evaluation", [True, False])
-def test_a_counter_that_starts_anew_leaves_null(driver: Driver, before_evaluation: bool) -> None:
+def test_a_counter_that_starts_anew_leaves_null(driver: Driver, now: list[float], before_evaluation: bool) -> None:
     def at(step: int) -> None:
         if step == (10 if before_evaluation else 15):
             driver.millijoules[1] = 0
 
-    assert watched(driver, at, at_evaluation=lambda: None) == NULL
+    assert watched(driver, now, at, at_evaluation=lambda: None) == NULL
 
 
-def test_a_counter_that_stands_still_is_null_and_not_0(driver: Driver) -> None:
+def test_a_counter_that_stands_still_is_null_and_not_0(driver: Driver, now: list[float]) -> None:
     driver.nvmlDeviceGetTotalEnergyConsumption = lambda _: 5_000  # type: ignore[method-assign]
-    assert watched(driver, lambda _: None, at_evaluation=lambda: None) == NULL
+    assert watched(driver, now, lambda _: None, at_evaluation=lambda: None) == NULL
 
 
 def test_a_meter_that_started_anew_says_so_and_stays_silent(driver: Driver) -> None:

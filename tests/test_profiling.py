@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ablate import cost, registry
+from ablate import train as trains
 from ablate.batches import Batches
 from ablate.cache import Cache
 from ablate.model import Transformer, build
@@ -77,13 +78,14 @@ def fake(times: list[float]) -> clock.Clock:
 
 
 def test_throughput_under_a_known_clock() -> None:
-    timed = [100.0, 101.0, 200.0, 202.0, 300.0, 305.0]  # 1 s, 2 s and 5 s; what lies between them does not count
+    timed = [100.0, 101.0, 200.0, 202.0, 300.0, 305.0]  # 1 s, 2 s and 5 s, and what lies between them
     timer = clock.StepTimer(warmup=1, clock=fake(timed))
     for _ in range(4):
         with timer.step():
             pass
     assert timer.seconds() == {"step": [1.0, 2.0, 5.0]}
-    columns = clock.speeds(timer.seconds()["step"], tokens=80)
+    assert timer.whole_seconds() == [1.0, 101.0, 103.0]
+    columns = clock.speeds(timer.seconds()["step"], timer.seconds()["step"], tokens=80)
     assert columns["train_tokens_per_second"] == 3 * 80 / 8  # not the mean of 80, 40 and 16
     assert columns["train_tokens_per_second_p50"] == 40
     assert columns["step_seconds_p50"] == 2
@@ -136,12 +138,14 @@ def test_windows_hold_every_step_once(steps: int, lengths: list[int]) -> None:
     ends = np.cumsum(lengths)
     known = [80 * n / sum(range(end - n + 1, end + 1)) for n, end in zip(lengths, ends, strict=True)]
     assert clock.windows(seconds, 80) == pytest.approx(known)
-    columns = clock.speeds(seconds, 80)
+    columns = clock.speeds([1.0] * steps, seconds, 80)
+    assert columns["step_seconds_p90"] == 1.0, "of a step alone"
     assert columns["window_tokens_per_second_p50"] == pytest.approx(np.median(known))
 
 
 def test_a_slower_variant_is_that_much_slower() -> None:
-    fast, slow = (clock.speeds([factor * s for s in (1.0, 2.0, 4.0)], 80) for factor in (1, 2))
+    times = ([factor * s for s in (1.0, 2.0, 4.0)] for factor in (1, 2))
+    fast, slow = (clock.speeds(seconds, seconds, 80) for seconds in times)
     assert slow["train_tokens_per_second"] == fast["train_tokens_per_second"] / 2
     assert slow["window_tokens_per_second_p50"] == fast["window_tokens_per_second_p50"] / 2
     assert slow["step_seconds_p50"] == 2 * fast["step_seconds_p50"]
@@ -164,7 +168,7 @@ def test_warmup_leaves_steps_to_time(steps: int, warmup: int) -> None:
 
 
 def test_nothing_timed_gives_no_speed() -> None:
-    assert clock.speeds([], 80) == {}
+    assert clock.speeds([], [], 80) == {}
 
 
 def test_a_single_value_has_no_spread() -> None:
@@ -262,7 +266,9 @@ def test_who_watches_changes_no_number() -> None:
     assert set(watch.timer.seconds()) == {"data", "forward", "backward", "optimizer", "step"}
 
 
-def test_evaluation_is_in_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lies_between_steps_is_in_speeds_and_in_no_step_and_evaluation_in_neither(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     settings, phases = variant(), []
@@ -271,15 +277,50 @@ def test_evaluation_is_in_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(20):
         with watch.step():
             now[0] += 2.0
-        now[0] += 50.0
+        now[0] += 5.0
         if step == 10:
             with watch.evaluation():
                 now[0] += 11.0
+            now[0] += 1.0
     columns = watch.columns()
-    assert columns["train_tokens_per_second"] == 64 / 2
+    assert columns["train_tokens_per_second"] == 17 * 64 / (17 * 2 + 16 * 5 + 1), "17 of 20 steps, and between them"
+    assert columns["window_tokens_per_second_p50"] == columns["train_tokens_per_second"], "which are one window"
+    assert columns["train_tokens_per_second_p50"] == 64 / 7
+    assert columns["step_seconds_p10"] == columns["step_seconds_p90"] == 2
     assert columns["eval_seconds"] == 11
     assert columns["startup_seconds"] == 7
     assert phases == ["evaluate", "train"]
+
+
+def test_what_the_allocator_did_is_read_before_anything_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    retries = [1.0]
+    monkeypatch.setattr(memory, "allocator_facts", lambda _: {"allocator_retries": retries[0]})
+    watch = Watch(variant().train, CPU, 0.0, lambda _: None, lambda *_: None)
+    watch.columns()
+    retries[0] = 7.0  # a pass that is looked at operator by operator
+    assert watch.rows() == [{"metric": "allocator_retries", "value": 1.0}]
+
+
+def test_steps_alone_wait_for_the_device_as_often_as_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    from test_train import Notes, batches_of, held_out_of
+
+    settings, every = variant(), 3
+    read: list[int] = []
+
+    def seen(measures: Any) -> list[float]:
+        held = list(measures)
+        read.append(len(held))
+        return values_of(held)
+
+    values_of = trains.values_of
+    monkeypatch.setattr(trains, "values_of", seen)
+    monkeypatch.setattr(trains, "read_every", lambda _: every)
+    train(build(settings.model), batches_of(settings), held_out_of(settings), settings.train, 0, Notes())
+    trained = read.copy()
+    read.clear()
+    trains.exercise(build(settings.model), batches_of(settings), settings.train, 0, Notes())
+    assert read == [3, 3, 3, 3, 3, 3, 2]
+    assert sum(trained) == sum(read) == 20
 
 
 # --- Decoding ---------------------------------------------------------------------------------------------------------
@@ -506,7 +547,7 @@ def test_a_position_that_starts_anew_at_each_token_is_found(monkeypatch: pytest.
 
 @pytest.mark.parametrize(("exact", "mismatch"), [(1e-9, False), (0.5, True), (float("nan"), True)])
 def test_a_difference_counts_if_float64_shows_it(monkeypatch: pytest.MonkeyPatch, exact: float, mismatch: bool) -> None:
-    def difference(model: Transformer, *_: Any) -> float:
+    def difference(model: Transformer, *_: Any, **__: Any) -> float:
         return exact if model.head.output.weight.dtype == torch.float64 else 0.3
 
     monkeypatch.setattr(decode, "cache_difference", difference)

@@ -404,7 +404,7 @@ def test_a_cache_of_another_size_than_promised_is_incomplete(monkeypatch: pytest
 
 
 def test_a_wrong_cache_gives_no_decode_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "cache_difference", lambda *_: 0.5)
+    monkeypatch.setattr(decode, "cache_difference", lambda *_, **__: 0.5)
     parent = performed(job())
     assert parent.outcome[:2] == ("decode_mismatch", "profile")
     assert not {name for name in parent.columns if "decode" in name or "kv_cache" in name}

@@ -224,6 +224,16 @@ def test_a_copy_reads_and_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calibrate.copy_bytes_per_second(CPU, clock.clock_for(CPU)) == 2 * 4000
 
 
+def test_a_gpu_s_copy_is_bounded_by_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    zeros = torch.zeros
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (80_000, 10**9))
+    monkeypatch.setattr(torch, "zeros", lambda n, *, dtype, device: taken.append(n) or zeros(n, dtype=dtype))
+    monkeypatch.setattr(calibrate, "rate", lambda call, work, clock: calibrate.Rate(work, work))
+    assert calibrate.copy_bytes_per_second(torch.device("cuda"), clock.clock_for(CPU)) == 2 * 10_000
+    assert taken == [2_500]
+
+
 def test_a_timer_s_step_is_the_smallest_it_makes() -> None:
     marks = iter([0.0, 0.0, 3.0, 5.0, 5.0, 9.0])
     assert calibrate.timer_seconds(clock.Clock(lambda: next(marks), lambda a, b: b - a), readings=6) == 2.0

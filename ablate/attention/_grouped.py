@@ -53,6 +53,7 @@ class GroupedQueryAttention(nn.Module):
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
         self.dropout, self.cross = dropout, cross
         self.scoring = Scoring(causal, window, chunk, scale, softcap, kernel)
+        self.path = self.scoring.path
         widths = tuple(heads * head_dim for heads in (n_heads, n_kv_heads, n_kv_heads))
         if cross:
             self.q = nn.Linear(d_model, widths[0], bias=bool(bias))

@@ -14,20 +14,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _suits_kernels = True
+_flexible = True
 
 
 @contextmanager
 def as_defined() -> Iterator[None]:
-    """Within it a counter sees the architecture's own products and nothing more.
-
-    Values keep their width, and the flexible kernel, whose products no counter sees, is written out.
-    """
+    """Within it a counter sees the architecture's own products and nothing more: values keep their width too."""
     global _suits_kernels
     before, _suits_kernels = _suits_kernels, False
     try:
-        yield
+        with written_out():
+            yield
     finally:
         _suits_kernels = before
+
+
+@contextmanager
+def written_out() -> Iterator[None]:
+    """Within it the flexible kernel, whose products no counter sees, is written out."""
+    global _flexible
+    before, _flexible = _flexible, False
+    try:
+        yield
+    finally:
+        _flexible = before
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,11 @@ class Scoring:
     scale: float | None = None
     softcap: float | None = None
     kernel: Literal["sdpa", "math", "flex"] = "sdpa"
+
+    @property
+    def path(self) -> str:
+        """What a module says of it: a compiled kernel is no operator that could be seen to run."""
+        return "flex" if self.kernel == "flex" else ""
 
     def allowed(self, start: int, n_queries: int, first: int, n_keys: int, device: torch.device) -> Tensor | None:
         """`(Tq, Tk)`, True where the query at start … may see the key at first …; None where every one sees all."""
@@ -105,8 +120,8 @@ def attend(
         seen = keys if seen is None else seen & keys
     if scoring.kernel == "sdpa":
         return _fused(q, k, v, _additive(bias, seen, q.dtype), dropout, scale)
-    written_out = _flex if scoring.kernel == "flex" and _suits_kernels else _plain
-    return written_out(q, k, v, bias, seen, scale, scoring.softcap, dropout)
+    computed = _flex if scoring.kernel == "flex" and _flexible else _plain
+    return computed(q, k, v, bias, seen, scale, scoring.softcap, dropout)
 
 
 def _additive(bias: Tensor | None, seen: Tensor | None, dtype: torch.dtype) -> Tensor | None:

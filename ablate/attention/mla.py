@@ -90,8 +90,9 @@ class LatentAttention(nn.Module):
         q = self.q_up(self.q_norm(q)).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
         q = torch.cat([q[..., : self.nope], position.rotate(q[..., self.nope :], start)], dim=-1)
         bias = position.bias(q, entries, start, 0, self.scoring.scale)
-        self.path = "expanded" if first else self.decode_path
-        attention = self._expanded if self.path == "expanded" else self._absorbed
+        way = "expanded" if first else self.decode_path
+        self.path = "+".join(filter(None, [way, self.scoring.path]))
+        attention = self._expanded if way == "expanded" else self._absorbed
         y = attention(q, entries, start, bias, mask)
         out: Tensor = self.out(y.transpose(1, 2).flatten(2))
         return out

@@ -94,7 +94,9 @@ def matmul_peak(device: torch.device, dtype: torch.dtype, clock: Clock) -> dict[
 
 def copy_bytes_per_second(device: torch.device, clock: Clock) -> float:
     """Bytes a second, read and written, of the copy of a buffer that no cache holds."""
-    size = min(COPY_BYTES[device.type], psutil.virtual_memory().available // 8)
+    cuda = device.type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if cuda else psutil.virtual_memory().available
+    size = min(COPY_BYTES[device.type], free // 8)
     source = torch.zeros(size // 4, dtype=torch.float32, device=device).fill_(1.0)
     target = torch.empty_like(source)
     return rate(lambda: target.copy_(source), 2.0 * 4 * source.numel(), clock).best

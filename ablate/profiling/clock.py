@@ -17,6 +17,8 @@ SETTLE_AT = 256
 WINDOW_STEPS = 10
 """A window over which a speed is taken has at least so many steps, where there are so many."""
 
+_BETWEEN = "between"
+
 MOST_SAMPLES = 10_000
 """Of a longer series only every second, third, … value is kept."""
 
@@ -51,13 +53,18 @@ def warmup_steps(steps: int) -> int:
 
 
 class StepTimer:
-    """Seconds of each step after the first `warmup` ones, and of its parts. What is between the steps is in none."""
+    """Seconds of each step after the first `warmup` ones, and of its parts; and apart from these what lies between.
+
+    Nothing waits for the device: a step's marks are read when it is long over.
+    """
 
     def __init__(self, warmup: int, clock: Clock, warm: Callable[[], None] = lambda: None) -> None:
         self.clock, self._left, self._warm = clock, warmup, warm
         self._seconds: list[dict[str, float]] = []
         self._pending: list[list[tuple[str, Any, Any]]] = []
         self._spans: list[tuple[str, Any, Any]] = []
+        self._gap: list[tuple[str, Any, Any]] = []
+        self._open: Any = None
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -68,10 +75,20 @@ class StepTimer:
         with self.part("step"):
             yield
         if self._left <= 0:
-            self._pending.append(self._spans)
+            self._keep()
         self._left -= 1
         if len(self._pending) >= SETTLE_AT:
             self._settle()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Around what is no part of training, although it lies between steps."""
+        if self._open is None:
+            yield
+            return
+        self._gap.append((_BETWEEN, self._open, self.clock.mark()))
+        yield
+        self._open = self.clock.mark()
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -86,8 +103,20 @@ class StepTimer:
     def seconds(self) -> dict[str, list[float]]:
         """Of every timed step and of its parts, by name; a part that a step does not have took no time of it."""
         self._settle()
-        names = dict.fromkeys(name for step in self._seconds for name in step)
+        names = dict.fromkeys(name for step in self._seconds for name in step if name != _BETWEEN)
         return {name: [step.get(name, 0.0) for step in self._seconds] for name in names}
+
+    def whole_seconds(self) -> list[float]:
+        """Of every timed step from the end of the one before, pauses left out; of the first from its own beginning."""
+        self._settle()
+        return [step["step"] + step.get(_BETWEEN, 0.0) for step in self._seconds]
+
+    def _keep(self) -> None:
+        _, first, last = self._spans[-1]
+        if self._open is not None:
+            self._gap.append((_BETWEEN, self._open, first))
+        self._pending.append([*self._spans, *self._gap])
+        self._gap, self._open = [], last
 
     def _settle(self) -> None:
         for spans in self._pending:
@@ -113,14 +142,17 @@ def percentiles(metric: str, values: Sequence[float]) -> dict[str, float]:
     return {f"{metric}_p{percent}": percentile(values, percent) for percent in (10, 50, 90)}
 
 
-def speeds(seconds: Sequence[float], tokens: int) -> dict[str, float]:
-    """Columns for steps of `tokens` tokens each: all tokens by all seconds, and percentiles over steps and windows."""
+def speeds(seconds: Sequence[float], whole: Sequence[float], tokens: int) -> dict[str, float]:
+    """Columns for steps of `tokens` tokens each, which take so many `seconds`, and `whole` with what lies between.
+
+    Speeds are of the latter: all tokens by all seconds, and percentiles over steps and windows.
+    """
     if not seconds:
         return {}
     return {
-        "train_tokens_per_second": tokens * len(seconds) / sum(seconds),
-        **percentiles("train_tokens_per_second", [tokens / each for each in seconds]),
-        **percentiles("window_tokens_per_second", windows(seconds, tokens)),
+        "train_tokens_per_second": tokens * len(whole) / sum(whole),
+        **percentiles("train_tokens_per_second", [tokens / each for each in whole]),
+        **percentiles("window_tokens_per_second", windows(whole, tokens)),
         **percentiles("step_seconds", seconds),
     }
 

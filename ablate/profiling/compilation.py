@@ -63,10 +63,14 @@ class Compilation:
         return _seconds(records) if records else None
 
     def columns(self, asked: bool) -> dict[str, Any]:
-        """The columns of the trial's row. Breaks and recompiles are None where nobody `asked` for compiled steps."""
+        """The columns of the trial's row. Breaks and recompiles are None where nobody `asked` for compiled steps.
+
+        Code may compile itself all the same, and then has faults too.
+        """
         if not asked:
-            return {"compiled": False, "compile_seconds": self.seconds()}
-        why = self._given_up()
+            fault = self._over_limit() or self._late()
+            return {"compiled": False, "compile_fault": fault, "compile_seconds": self.seconds()}
+        why = self._over_limit() or self._nothing()
         return {
             "compiled": why is None,
             "compile_fault": why or self._late(),
@@ -78,11 +82,14 @@ class Compilation:
     def _records(self) -> list[utils.CompilationMetrics]:
         return utils.get_compilation_metrics()[self._before :]
 
-    def _given_up(self) -> str | None:
-        records = self._records()
-        for each in records:
+    def _over_limit(self) -> str | None:
+        for each in self._records():
             if each.recompile_reason is not None and not each.has_guarded_code:
                 return f"recompile limit reached, the rest ran eager: {_first_line(each.recompile_reason)}"
+        return None
+
+    def _nothing(self) -> str | None:
+        records = self._records()
         if not any(each.graph_op_count for each in records):
             reasons = [_first_line(each.fail_reason) for each in records if each.fail_reason]
             return ": ".join(["nothing of it could be compiled", *reasons[:1]])

@@ -6,7 +6,6 @@ is that of a trial only while it has the device to itself.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,14 @@ from ablate.profiling.nvml import Gpu
 POWERCAP = Path("/sys/class/powercap")
 """Where Linux shows the counters of RAPL, one folder a zone."""
 
-AT_LEAST_SECONDS = 1.0
-"""Decoding goes on for so long: counters are renewed some ten times a second."""
+RENEWED_SECONDS = {"nvml": 0.1, "rapl": 0.001}
+"""How often a counter is renewed, by where it is."""
 
-MOST_ROUNDS = 200
+LEAST_RENEWALS = 20
+"""What is measured lasts for so many: its energy is known to one of them at both ends."""
+
+AT_LEAST_SECONDS = 2.0
+"""Decoding goes on for so long, and so does what is taken off it."""
 
 
 class _Zone:
@@ -92,6 +95,18 @@ class EnergyMeter:
         except (OSError, ValueError) as error:
             self.why = f"the RAPL counters in {powercap} cannot be read: {error}"
 
+    @property
+    def least_seconds(self) -> float:
+        """What takes less is too short for this counter."""
+        return LEAST_RENEWALS * RENEWED_SECONDS.get(self.source or "", 0.0)
+
+    def too_short(self, seconds: float) -> bool:
+        """Whether it counted so few seconds that it tells nothing; the trial's log then says so."""
+        if seconds >= self.least_seconds:
+            return False
+        print(f"no energy: {seconds:.3g} s were measured, and {self.source} needs {self.least_seconds:g} s", flush=True)
+        return True
+
     def joules(self) -> float | None:
         """The reading now, from an arbitrary start; None for good once a counter has started anew in between."""
         now = self._gpu.joules() if self.source == "nvml" else self._of_zones()
@@ -109,27 +124,28 @@ class EnergyMeter:
 
 @torch.inference_mode()
 def decode_joules_per_token(
-    model: Transformer, prompt: torch.Tensor, new_tokens: int, meter: EnergyMeter, clock: Clock, seconds: float | None
+    model: Transformer, prompt: torch.Tensor, new_tokens: int, meter: EnergyMeter, clock: Clock
 ) -> float | None:
-    """Energy of a token written after `prompt` `(B, T)`, which takes about so many `seconds`; None where unknown.
+    """Energy of a token written after `prompt` `(B, T)`; None where unknown.
 
-    What the prompts alone take is measured as often and taken off, since a counter is too slow to tell where reading
+    What a prompt alone takes is measured by itself and taken off, since a counter is too slow to tell where reading
     ends and writing begins.
     """
-    if new_tokens == 0 or not seconds or meter.joules() is None:
+    if new_tokens == 0 or meter.joules() is None:
         return None
-    rounds = min(MOST_ROUNDS, math.ceil(AT_LEAST_SECONDS / (seconds * new_tokens)))
-    whole = _joules(lambda: generate(model, prompt, new_tokens, clock), rounds, meter, clock)
-    read = _joules(lambda: generate(model, prompt, 0, clock), rounds, meter, clock)
+    whole = _joules(lambda: generate(model, prompt, new_tokens, clock), meter, clock)
+    read = _joules(lambda: generate(model, prompt, 0, clock), meter, clock)
     if whole is None or read is None or whole <= read:
         return None
-    return (whole - read) / (rounds * new_tokens * len(prompt))
+    return (whole - read) / (new_tokens * len(prompt))
 
 
-def _joules(work: Callable[[], Any], rounds: int, meter: EnergyMeter, clock: Clock) -> float | None:
-    before = meter.joules()
-    for _ in range(rounds):
+def _joules(work: Callable[[], Any], meter: EnergyMeter, clock: Clock) -> float | None:
+    """Of one round of `work`, which is done again and again for as long as the counter needs."""
+    before, begin, rounds, seconds = meter.joules(), clock.mark(), 0, 0.0
+    while seconds < AT_LEAST_SECONDS:
         work()
-    clock.seconds(clock.mark(), clock.mark())  # waits for the device
+        rounds += 1
+        seconds = clock.seconds(begin, clock.mark())  # waits for the device
     after = meter.joules()
-    return None if before is None or after is None else after - before
+    return None if before is None or after is None or after <= before else (after - before) / rounds

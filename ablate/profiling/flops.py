@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from ablate.attention._scores import as_defined
+from ablate.attention._scores import as_defined, written_out
 from ablate.model import Transformer
 from ablate.profiling.kernels import training_pass
 
@@ -28,9 +27,10 @@ def count_flops(work: Callable[[], Any], *, every_key: bool = True) -> int:
 
     With `every_key` they are those of the architecture without its causality: a query pays for all keys, and zeros that
     only suit a kernel are left out. Without it they are those that are executed: fused kernels that are told of
-    causality look at (T + 1) / 2 keys on average, and whatever hides keys by a mask computes them all.
+    causality look at (T + 1) / 2 keys on average, and whatever hides keys by a mask computes them all. A flexible
+    kernel is among these; what it computes again on the way back is not counted.
     """
-    with as_defined() if every_key else nullcontext():
+    with as_defined() if every_key else written_out():
         formulas = _MISSING if every_key else _MISSING | _SKIPPING
         with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
             work()

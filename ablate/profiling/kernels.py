@@ -27,14 +27,21 @@ Seen = TypeVar("Seen")
 
 
 class _Names(TorchDispatchMode):
-    """Collects the names of operators, backward ones included."""
+    """Collects the names of operators, backward ones included. What compiles itself runs as it would without."""
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: set[str] = set()
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code stays compiled; else it would run in Python within this mode."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.add(func.overloadpacket.__name__)
+        self.seen.add(getattr(func, "overloadpacket", func).__name__)
         return func(*args, **(kwargs or {}))
 
 

@@ -24,14 +24,21 @@ class LiveBytes(TorchDispatchMode):
     """Within it, `now` is the bytes of all live tensors that operators have met, and `peak` the most so far.
 
     Those of `known` are there from the start; another one that was there before counts once it is first used. `made` is
-    the part of `now` that operators have made.
+    the part of `now` that operators have made; of what is compiled, results are met where they are used.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.made = self.peak = 0
         self._alive: dict[int, Any] = {}
         self._meet(known, made=False)
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code stays compiled; else it would run in Python within this mode."""
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._meet(tree_leaves((args, kwargs)), made=False)
@@ -72,10 +79,10 @@ def training_split(model: nn.Module, step: Callable[[Part], Any]) -> dict[str, i
     @contextmanager
     def part(name: str) -> Iterator[None]:
         nonlocal gradients, activations
-        before = live.made
+        before = live.now
         yield
         if name == "forward":
-            activations = max(activations, live.made - before)
+            activations = max(activations, live.now - before)
         if name == "backward":
             gradients = bytes_of(p.grad for p in model.parameters() if p.grad is not None)
 

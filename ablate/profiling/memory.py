@@ -24,15 +24,15 @@ def reset_peak_rss() -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
-def peaks(device: torch.device) -> dict[str, int | None]:
-    """The memory columns of this process up to now."""
+def peaks(device: torch.device, used_bytes: int | None = None) -> dict[str, int | None]:
+    """The memory columns of this process up to now; `used_bytes` is what NVML saw in use of the device, if it did."""
     if device.type != "cuda":
         return {"peak_rss_bytes": peak_rss_bytes()}
     free, total = torch.cuda.mem_get_info(device)
     return {
         "peak_allocated_bytes": torch.cuda.max_memory_allocated(device),
         "peak_reserved_bytes": torch.cuda.max_memory_reserved(device),
-        "device_used_bytes": total - free,
+        "device_used_bytes": total - free if used_bytes is None else used_bytes,
         "peak_rss_bytes": peak_rss_bytes(),
     }
 
@@ -91,7 +91,7 @@ def limit(device: torch.device, at_most: int | None) -> int | None:
         return limit_to_available(at_most)
     free, total = torch.cuda.mem_get_info(device)
     left = free if at_most is None else min(free, at_most)
-    torch.cuda.set_per_process_memory_fraction(left / total, device)
+    torch.cuda.set_per_process_memory_fraction(left / total)  # of the current device: `cuda` alone has no index
     return left
 
 

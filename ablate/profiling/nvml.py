@@ -57,6 +57,11 @@ class Gpu:
         drawn = None if self.shared else self.ask("TotalEnergyConsumption")
         return None if drawn is None else float(drawn) / 1e3
 
+    def used_bytes(self) -> int | None:
+        """What anybody uses of its memory, now; None for a slice, of which NVML would tell the whole GPU's."""
+        memory = None if self.shared else self.ask("MemoryInfo")
+        return None if memory is None else int(memory.used)
+
     def clock_mhz(self) -> float | None:
         """Of its multiprocessors, now."""
         sm = 1

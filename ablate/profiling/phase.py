@@ -61,7 +61,7 @@ class ProfilePhase:
         if asked.decode:
             first = self._prompts(asked.decode.batch[0], asked.decode.context[0])
             self.ran(decode=kernels.decoding_kernels(timed, first))
-            joules = self._decode_energy(timed, asked.decode, found.columns.get(DECODE_SECONDS), clock)
+            joules = self._decode_energy(timed, asked.decode, clock)
             self.tell({"decode_energy_joules_per_token": joules})
         if asked.lengths:
             recipe = self.settings.train
@@ -76,14 +76,12 @@ class ProfilePhase:
         window = np.resize(self.corpus.validation, tokens + 1)
         return next(HeldOut(window, tokens, np.zeros(1, np.int64), self.objective).batches(1))
 
-    def _decode_energy(
-        self, model: Transformer, asked: DecodeSettings, seconds: float | None, clock: Clock
-    ) -> float | None:
+    def _decode_energy(self, model: Transformer, asked: DecodeSettings, clock: Clock) -> float | None:
         """In the first cell."""
         if self.meter is None:
             return None
         batch, context, new_tokens = asked.cells[0]
-        return decode_joules_per_token(model, self._prompts(batch, context), new_tokens, self.meter, clock, seconds)
+        return decode_joules_per_token(model, self._prompts(batch, context), new_tokens, self.meter, clock)
 
 
 def required_columns(settings: ProfileSettings) -> list[str]:

@@ -23,7 +23,10 @@ _SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 
 
 class Surroundings:
-    """Watches from `begin` on, whenever `sample` is called; clocks and heat are those of the device that computes."""
+    """Watches from `begin` on, whenever `sample` is called; clocks and heat are those of the device that computes.
+
+    `used_bytes` is the most that was seen in use of a GPU's memory, by anybody; None where nothing tells.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu, self._gpu = device.type == "cuda", Gpu(gpu_uuid(device))
@@ -33,6 +36,7 @@ class Surroundings:
         self._clocks: list[float] = []
         self._temperatures: list[float] = []
         self._reasons: set[str] | None = None
+        self.used_bytes: int | None = None
 
     def begin(self) -> None:
         """What is measured begins."""
@@ -49,6 +53,8 @@ class Surroundings:
         heat = self._gpu.temperature_celsius() if self._on_gpu else cpu_temperature_celsius()
         self._clocks += [] if clock is None else [clock]
         self._temperatures += [] if heat is None else [heat]
+        if (used := self._gpu.used_bytes()) is not None:
+            self.used_bytes = max(used, self.used_bytes or 0)
         if (reasons := self._gpu.held_back_by()) is not None:
             self._reasons = (self._reasons or set()) | reasons
 

@@ -59,6 +59,7 @@ class Watch:
         self._meter = meter
         self._joules: float | None = None
         self._read_at = 0.0
+        self._facts: dict[str, float] = {}
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -77,12 +78,13 @@ class Watch:
         self.phase("evaluate")
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # steps that are still in its queue are not of it
-        begin, before = time.perf_counter(), self._energy()
-        yield
-        self.eval_seconds += time.perf_counter() - begin
-        if self._joules is not None:
-            after = self._energy()
-            self._joules = None if before is None or after is None else self._joules + after - before
+        with self.timer.pause():
+            begin, before = time.perf_counter(), self._energy()
+            yield
+            self.eval_seconds += time.perf_counter() - begin
+            if self._joules is not None:
+                after = self._energy()
+                self._joules = None if before is None or after is None else self._joules + after - before
         self.phase("train")
 
     def record(self, step: int, split: str, values: dict[str, float]) -> None:
@@ -90,16 +92,17 @@ class Watch:
         self.points(step, step * self.recipe.batch_tokens, split, values)
 
     def columns(self) -> dict[str, Any]:
-        """Everything measured, for the trial's row."""
-        seconds = self.timer.seconds()
+        """Everything measured, for the trial's row. To be asked before anything else runs on the device."""
+        seconds, whole = self.timer.seconds(), self.timer.whole_seconds()
         steps = seconds.pop("step", [])
+        self._facts = memory.allocator_facts(self.device)
         columns = {
             "startup_seconds": self.startup_seconds,
             "eval_seconds": self.eval_seconds,
             **self.compilation.columns(self.recipe.compile),
-            **self._energy_columns(len(steps)),
-            **speeds(steps, self.recipe.batch_tokens),
-            **memory.peaks(self.device),
+            **self._energy_columns(len(steps), sum(whole)),
+            **speeds(steps, whole, self.recipe.batch_tokens),
+            **memory.peaks(self.device, self.surroundings.used_bytes),
             **self.surroundings.columns(),
         }
         for part, each in seconds.items():
@@ -107,15 +110,15 @@ class Watch:
         return columns
 
     def rows(self) -> list[dict[str, Any]]:
-        """Rows of `profiles`: the median of each series with its spread, and the series itself.
+        """Rows of `profiles`: the median of each series with its spread, the series itself, and the allocator's facts.
 
         Steps and their parts have the number of the step, windows their own.
         """
         seconds = self.timer.seconds()
         found = [row for part, each in seconds.items() for row in series(f"{part}_seconds", each, self.warmup + 1)]
-        if steps := seconds.get("step"):
-            found += series("window_tokens_per_second", windows(steps, self.recipe.batch_tokens))
-        return found
+        if whole := self.timer.whole_seconds():
+            found += series("window_tokens_per_second", windows(whole, self.recipe.batch_tokens))
+        return [*found, *({"metric": name, "value": value} for name, value in self._facts.items())]
 
     def _warm(self) -> None:
         """From here on steps count."""
@@ -130,10 +133,11 @@ class Watch:
         self._read_at = time.monotonic()
         return self._meter.joules() if self._meter else None
 
-    def _energy_columns(self, steps: int) -> dict[str, Any]:
+    def _energy_columns(self, steps: int, seconds: float) -> dict[str, Any]:
         now = self._energy()
         used = 0.0 if self._joules is None or now is None else now - self._joules
-        if self._meter is None or steps == 0 or used <= 0:  # a counter that stands still counts nothing
+        # Of a moment a counter that is seldom renewed tells nothing, and one that stands still counts nothing.
+        if self._meter is None or steps == 0 or self._meter.too_short(seconds) or used <= 0:
             return {"energy_joules_per_token": None, "energy_source": None}
         per_token = used / (steps * self.recipe.batch_tokens)
         return {"energy_joules_per_token": per_token, "energy_source": self._meter.source}

@@ -35,8 +35,9 @@ DEFINITIONS = f"""## What the numbers mean
 - FLOPs per token: matrix products only, of one forward pass at the training length; causal attention counts
   (T+1)/2 keys a query, experts only where active, the output head is in, lookups are 0.
 - KV cache, bytes per token: the slope of the cache's size at full length; 0 for a state of fixed size.
-- tokens/s: all tokens of the timed steps divided by their total time, evaluation and compilation left out. Windows:
-  the same over at least 10 steps on end. Data wait, forward, backward and optimizer are parts of a step.
+- tokens/s: all tokens of the timed steps divided by the time from the first to the end of the last, with what lies
+  between steps; evaluation and compilation are left out. Windows: the same over at least 10 steps on end. Data wait,
+  forward, backward and optimizer are parts of a step, which is timed alone.
 - time against the baseline: the geometric mean over rounds of a variant's time by the baseline's, each round in fresh
   processes one after the other, with a 95 % t interval of the logarithms. A/A: the baseline at the end of a round by
   the baseline at its beginning; where that interval excludes equality, verdicts on this time are withheld. Seen with

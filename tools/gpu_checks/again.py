@@ -58,7 +58,7 @@ def _by_length(ran: Ran, metric: str) -> list[float]:
 STAGE = Stage(
     "again",
     "Growing lengths, and rounds",
-    60,
+    45,
     again,
     (time_and_memory_grow, every_round_is_whole, rounds_time_what_trials_do),
 )

@@ -19,10 +19,10 @@ SIZE = {
     "baseline.n_layers": 4,
     "baseline.n_heads": 16,
     "seeds": 1,
-    "train.steps": 150,
+    "train.steps": 300,
     "train.batch_tokens": 8192,
     "train.warmup_steps": 15,
-    "train.eval_every": 150,
+    "train.eval_every": 300,
     "train.lr": "3e-4",
     "profile": "{prefill: {batch: [8], tokens: [512]}, decode: {batch: [1, 32], context: [512], new_tokens: 32}}",
 }
@@ -41,7 +41,6 @@ QUICK = {
 }
 
 VARIANTS = {
-    "gqa": "{attention: {name: gqa, n_kv_heads: 4}}",
     "mla": "{attention: {name: mla, kv_lora_rank: 256, qk_rope_head_dim: 32}}",
     "moe": "{feed_forward: {name: moe, n_experts: 8, top_k: 2, d_ff: 1360}}",
     "deep": "{n_layers: 16}",
@@ -111,7 +110,7 @@ class Both:
 
 def compiled(setup: Setup) -> Both:
     """The same with `train.compile`; what makes nothing new but takes time is left out."""
-    sets = sized(setup, "deep", "gqa") | {"train.compile": "true", "profile": "{}"}
+    sets = sized(setup, "deep", "mla") | {"train.compile": "true", "profile": "{}"}
     return Both(run(setup, "compiled", FILE, sets), earlier(setup, "eager", FILE))
 
 
@@ -162,9 +161,14 @@ def its_utilisation_is_a_share(both: Both) -> str:
 # --- What fits --------------------------------------------------------------------------------------------------------
 
 
+WIDE = {"baseline.d_model": 64, "baseline.n_layers": 1, "baseline.n_heads": 4, "baseline.vocab_size": 131072}
+"""What fits of it is few tokens, since the logits fill the memory: no try takes long."""
+
+
 def capacity(setup: Setup) -> Ran:
-    """The quickstart's baseline, asked how much of it fits."""
+    """The grid's baseline with a wide vocabulary, asked how much of it fits."""
     sets = sized(setup) | {"variants": "{}", "profile": "{max_batch: true}", "train.steps": 4, "train.warmup_steps": 1}
+    sets |= {} if setup.quick else WIDE
     return run(setup, "capacity", FILE, sets)
 
 
@@ -179,7 +183,7 @@ def the_largest_are_told(ran: Ran) -> str:
 FIRST = Stage(
     "grid",
     "The profile grid, bf16, eager",
-    120,
+    70,
     eager,
     (
         rows.every_trial_is_ok,
@@ -206,7 +210,7 @@ FIRST = Stage(
 COMPILED = Stage(
     "compiled",
     "The profile grid, bf16, compiled",
-    130,
+    70,
     compiled,
     (
         every_compiled_trial_is_ok,
@@ -218,4 +222,4 @@ COMPILED = Stage(
     ),
 )
 
-CAPACITY = Stage("capacity", "What fits", 60, capacity, (the_largest_are_told,))
+CAPACITY = Stage("capacity", "What fits", 65, capacity, (the_largest_are_told,))

@@ -179,11 +179,51 @@ def four_times_the_work_takes_longer(times: Timed) -> str:
     return expect(3 < ratio < 5, f"{ratio:.2f} times")
 
 
+# --- Steps ------------------------------------------------------------------------------------------------------------
+
+STEP_TOKENS = 64
+PAUSE_SECONDS = 0.02
+LARGE, SMALL = 2**30, 2**26
+
+
+def planted(setup: Setup) -> Facts:
+    """What is told of steps that take more memory in warm-up than later, with pauses between them."""
+    import torch
+
+    from ablate.profiling.watch import Watch
+    from ablate.settings import TrainSettings
+
+    recipe, device = TrainSettings(steps=20, batch_tokens=STEP_TOKENS, seq_len=16), torch.device(setup.device)
+    watch = Watch(recipe, device, time.perf_counter(), lambda _: None, lambda *_: None)
+    for step in range(recipe.n_steps):
+        with watch.step():
+            torch.empty(LARGE if step < watch.warmup else SMALL, dtype=torch.uint8, device=device)
+        time.sleep(PAUSE_SECONDS)
+    return watch.columns()
+
+
+def the_peak_is_without_warm_up(columns: Facts) -> str:
+    """Where steps of the warm-up take 1 GiB and those that are timed 64 MiB, the peak allocated is 64 MiB, and what is
+    reserved or in use of the device is no less.
+    """
+    peak, reserved, used = (columns[f"{name}_bytes"] for name in ("peak_allocated", "peak_reserved", "device_used"))
+    told = f"{peak / 2**20:.0f}, {reserved / 2**20:.0f} and {used / 2**20:.0f} MiB"
+    return expect(SMALL <= peak < 2 * SMALL and reserved >= peak and used >= peak, told)
+
+
+def what_lies_between_steps_is_in_speeds_alone(columns: Facts) -> str:
+    """Pauses of 20 ms between steps are in the tokens a second and in no step."""
+    step, whole = columns["step_seconds_p50"], STEP_TOKENS / columns["window_tokens_per_second_p50"]
+    return expect(
+        step < PAUSE_SECONDS / 2 and whole > PAUSE_SECONDS * 0.8, f"{step * 1e3:.2f} and {whole * 1e3:.1f} ms"
+    )
+
+
 STAGES = [
     Stage(
         "machine",
         "What `doctor` says",
-        75,
+        50,
         examined,
         (
             doctor_examines_the_device,
@@ -200,8 +240,15 @@ STAGES = [
     Stage(
         "clock",
         "The device's clock",
-        40,
+        15,
         timed,
         (the_clock_agrees_with_the_wall, on_cuda(asking_is_not_doing), on_cuda(four_times_the_work_takes_longer)),
+    ),
+    Stage(
+        "watch",
+        "What is planted in steps",
+        15,
+        planted,
+        (on_cuda(the_peak_is_without_warm_up), what_lies_between_steps_is_in_speeds_alone),
     ),
 ]
