@@ -60,7 +60,7 @@ class Rounds:
         found = {}
         for row in self.rows:
             own = row["variant"] == variant and bool(row["is_partner"]) == partner and row["status"] == "ok"
-            if own and row["metric"] == TIMED[kind] and (value := finite(row["value"])) is not None:
+            if own and row["metric"] == TIMED[kind] and (value := finite(row["value"])) is not None and value > 0:
                 found[int(row["round"])] = value
         return found
 

@@ -139,12 +139,13 @@ def _is_ok(store: Store, variant: Variant, seed: int, resources: Resources) -> b
 
 
 def _cells(profile: ProfileSettings) -> dict[str, list[int]]:
-    """The first cell of each phase that the file profiles."""
+    """The first cell of each phase that the file profiles; of decoding the first that has a further token to time."""
     cells = {}
     if profile.prefill:
         cells["prefill"] = [profile.prefill.batch[0], profile.prefill.tokens[0]]
-    if profile.decode:
-        cells["decode"] = [profile.decode.batch[0], profile.decode.context[0], profile.decode.new_tokens[0]]
+    further = [each for each in profile.decode.cells if each[2] > 1] if profile.decode else []
+    if further:
+        cells["decode"] = list(further[0])
     return cells
 
 

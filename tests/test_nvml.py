@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import types
 from collections.abc import Callable
@@ -405,3 +406,18 @@ def test_a_meter_that_started_anew_says_so_and_stays_silent(driver: Driver) -> N
     driver.millijoules[1] = 90_000
     assert (meter.joules(), meter.source) == (None, None)
     assert "started anew" in str(meter.why)
+
+
+@pytest.mark.parametrize("answer", ["N/A", None, object(), [1], math.nan, math.inf, -1, b"5", True])
+def test_an_answer_that_is_no_number_is_none(driver: Driver, monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
+    """Also of whether the GPU is cut in slices: what cannot be read is not taken for a yes."""
+    questions = ("TotalEnergyConsumption", "ClockInfo", "Temperature", "MemoryInfo", "MigMode")
+    for question in (*questions, "CurrentClocksEventReasons", "CurrentClocksThrottleReasons"):
+        monkeypatch.setattr(driver, f"nvmlDeviceGet{question}", lambda *_: answer, raising=False)
+    gpu = Gpu("GPU-busy")
+    gpu.shared = False
+    assert [gpu.joules(), gpu.used_bytes(), gpu.clock_mhz(), gpu.temperature_celsius(), gpu.held_back_by()] == [
+        None
+    ] * 5
+    monkeypatch.setattr(driver, "nvmlSystemGetDriverVersion", lambda: answer)
+    assert driver_version() in (None, "N/A", "5")

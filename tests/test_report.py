@@ -907,7 +907,7 @@ def test_a_trial_that_fell_back_to_eager_is_warned_of(plain_text: Any) -> None:
     ]
     text = plain_text(results(rows))
     care = section(text, "Read with care")
-    assert f"Training was to be compiled and was not, compare with care: fell ({limit})." in care
+    assert f"What was to be compiled ran as it is written, compare with care: fell ({limit})." in care
     assert (
         "Times are not of compiled steps alone, compare with care: late (2.0 s of compilation in timed steps)." in care
     )

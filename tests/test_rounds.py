@@ -466,3 +466,15 @@ def test_a_variant_that_sleeps_is_slower(tmp_path: Path, monkeypatch: pytest.Mon
     assert any(said in line for said in ("slower", "withheld", "A/A too coarse"))  # as quiet as the machine is
     again = CliRunner().invoke(main, asked)
     assert again.output.startswith("tiny: 2 variants x 1 seed = 2 trials, all of them stored: nothing to train\n")
+
+
+def test_decoding_is_timed_where_there_is_a_further_token(expand: Expand) -> None:
+    (variant,) = expand("", "profile.decode.new_tokens=[1, 4]").variants
+    assert rounds.contrast([variant], "cpu", 1).cells == {"decode": [2, 8, 4]}
+    (variant,) = expand("", "profile.decode.new_tokens=1").variants
+    assert rounds.contrast([variant], "cpu", 1).cells == {}
+
+
+def test_a_time_of_nothing_is_none() -> None:
+    row = {"variant": "a", "is_partner": False, "status": "ok", "metric": "step_seconds_p50", "round": 0}
+    assert Rounds([{**row, "value": 0.0}, {**row, "round": 1, "value": 1.0}]).values("step", "a") == {1: 1.0}

@@ -26,7 +26,7 @@ from typing import Any
 
 import ablate
 from ablate import machine
-from ablate.interleaved import Rounds
+from ablate.interleaved import Rounds, Said
 from ablate.stats import Ratio
 
 STEP = "step_seconds_p50"
@@ -121,8 +121,9 @@ def main(checks: int, rounds: int, planted: int, out: Path) -> int:
         first = study.timed("first", 3)
         step = statistics.median(first.values("step", "baseline").values())
         seconds = SLOWER * step / 2  # each of two layers
-        slow = [study.timed(f"planted-{n}", repeats, seconds).against_baseline("step", "slow") for n in range(planted)]
-    caught = sum(each.verdict == "slower" for each in slow)
+        timed = [study.timed(f"planted-{n}", repeats, seconds) for n in range(planted)]
+    slow = [(each.against_baseline("step", "slow"), each.verdict("step", "slow")) for each in timed]
+    caught = sum(said == "slower" for _, said in slow)
     out.mkdir(parents=True, exist_ok=True)
     page = _page(found, inside, rounds, repeats, slow, caught, step)
     (out / "report.md").write_text(page, encoding="utf-8")
@@ -135,7 +136,7 @@ def _page(
     inside: int,
     rounds: int,
     repeats: int,
-    slow: list[Ratio],
+    slow: list[tuple[Ratio, Said]],
     caught: int,
     step: float,
 ) -> str:
@@ -151,7 +152,7 @@ def _page(
         _table("check", [_aa(each) for each in found], "rounds to see 5 %"),
         f"## A planted slowdown of 5 %: found in {caught} of {len(slow)} experiments",
         f"Each with {repeats} rounds, the median of what the checks above recommend.",
-        _table("experiment", [(*_interval(each.mean, each.low, each.high), each.verdict) for each in slow], "verdict"),
+        _table("experiment", [(*_interval(each.mean, each.low, each.high), said) for each, said in slow], "verdict"),
     ]
     return "\n\n".join(lines) + "\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 HELD_BACK = {
@@ -41,7 +42,8 @@ class Gpu:
             self._nvml = pynvml
         except Exception as error:  # no package, no driver, no such GPU, or a driver that fails in its own way
             self.why = f"{type(error).__name__}: {error}".rstrip(": ")
-        self.shared = uuid.startswith("MIG-") or bool((self.ask("MigMode") or [0])[0])
+        modes = self.ask("MigMode")
+        self.shared = uuid.startswith("MIG-") or (isinstance(modes, list | tuple) and bool(modes and modes[0]))
 
     def ask(self, question: str, *arguments: Any) -> Any:
         """The answer to `nvmlDeviceGet<question>`, or None."""
@@ -54,35 +56,40 @@ class Gpu:
 
     def joules(self) -> float | None:
         """What it has drawn since its driver was loaded; None where that is not its own."""
-        drawn = None if self.shared else self.ask("TotalEnergyConsumption")
-        return None if drawn is None else float(drawn) / 1e3
+        drawn = None if self.shared else _number(self.ask("TotalEnergyConsumption"))
+        return None if drawn is None else drawn / 1e3
 
     def used_bytes(self) -> int | None:
         """What anybody uses of its memory, now; None for a slice, of which NVML would tell the whole GPU's."""
-        memory = None if self.shared else self.ask("MemoryInfo")
-        return None if memory is None else int(memory.used)
+        used = None if self.shared else _number(getattr(self.ask("MemoryInfo"), "used", None))
+        return None if used is None else int(used)
 
     def clock_mhz(self) -> float | None:
         """Of its multiprocessors, now."""
         sm = 1
-        clock = self.ask("ClockInfo", sm)
-        return float(clock) if clock else None
+        return _number(self.ask("ClockInfo", sm)) or None
 
     def temperature_celsius(self) -> float | None:
         """Of the chip, now."""
         chip = 0
-        degrees = self.ask("Temperature", chip)
-        return None if degrees is None else float(degrees)
+        return _number(self.ask("Temperature", chip))
 
     def held_back_by(self) -> set[str] | None:
         """Why its clocks are not higher, now; empty where nothing holds them back."""
-        bits = self.ask("CurrentClocksEventReasons")
-        bits = self.ask("CurrentClocksThrottleReasons") if bits is None else bits  # the name before driver 535
-        if bits is None:
+        told = _number(self.ask("CurrentClocksEventReasons"))
+        told = _number(self.ask("CurrentClocksThrottleReasons")) if told is None else told  # the name before driver 535
+        if told is None:
             return None
-        bits = int(bits) & ~_IDLE
+        bits = int(told) & ~_IDLE
         known = {word for bit, word in HELD_BACK.items() if bits & bit}
         return known | ({f"{rest:#x}"} if (rest := bits & ~sum(HELD_BACK)) else set())
+
+
+def _number(answer: Any) -> float | None:
+    """An answer that can be one: a driver may give words, nothing, or less than nothing where it knows none."""
+    if isinstance(answer, bool) or not isinstance(answer, int | float):
+        return None
+    return float(answer) if math.isfinite(answer) and answer >= 0 else None
 
 
 def _handle(nvml: Any, uuid: str) -> Any:
@@ -101,4 +108,5 @@ def driver_version() -> str | None:
         version = pynvml.nvmlSystemGetDriverVersion()
     except Exception:  # as above
         return None
-    return version.decode() if isinstance(version, bytes) else str(version)
+    version = version.decode(errors="replace") if isinstance(version, bytes) else version
+    return version if isinstance(version, str) else None

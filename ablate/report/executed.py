@@ -79,5 +79,5 @@ def faults(evidence: Evidence) -> Iterator[str]:
         if fault := row.get("compile_fault"):
             owners.setdefault((bool(row.get("compiled")), str(fault)), {})[variant.name] = None
     for (compiled, fault), names in owners.items():
-        what = "Times are not of compiled steps alone" if compiled else "Training was to be compiled and was not"
+        what = "Times are not of compiled steps alone" if compiled else "What was to be compiled ran as it is written"
         yield f"{what}, compare with care: {list_of(list(names))} ({escape(fault)})."
