@@ -469,9 +469,9 @@ def test_a_variant_that_sleeps_is_slower(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_decoding_is_timed_where_there_is_a_further_token(expand: Expand) -> None:
-    (variant,) = expand("", "profile.decode.new_tokens=[1, 4]").variants
+    (variant,) = expand(VARIANTS, "variants={}", "profile.decode.new_tokens=[1, 4]").variants
     assert rounds.contrast([variant], "cpu", 1).cells == {"decode": [2, 8, 4]}
-    (variant,) = expand("", "profile.decode.new_tokens=1").variants
+    (variant,) = expand(VARIANTS, "variants={}", "profile.decode.new_tokens=1").variants
     assert rounds.contrast([variant], "cpu", 1).cells == {}
 
 
