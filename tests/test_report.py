@@ -993,6 +993,18 @@ def test_profiles_give_median_and_spread(plain_text: Any) -> None:
     assert "400.0 (5.000)" in section(plain_text(results(rows, profiles=alone)), "Profiles")
 
 
+def test_a_profile_of_another_machine_than_the_training_is_told(plain_text: Any) -> None:
+    then = {"torch": "2.13.0", "device_name": "Some CPU", "git_commit": "abc"}
+    rows = [
+        trial("baseline", 0, 2.5, **then, profile_conditions=json.dumps(then)),
+        trial("a", 0, 2.5, **then, profile_conditions=json.dumps(then | {"torch": "2.14.0"})),
+    ]
+    care = section(plain_text(results(rows)), "Read with care")
+    assert "Prefill and decoding of a were measured with another torch than training" in care
+    assert "another device than" not in care
+    assert "another commit" not in care
+
+
 def test_times_and_speeds_of_two_trials_tell_the_same(plain_text: Any) -> None:
     rows = [trial("baseline", seed, 2.5) for seed in range(2)]
     values = {"decode_seconds_per_token_p50": (0.002, 0.008), "decode_tokens_per_second": (500.0, 125.0)}

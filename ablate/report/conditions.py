@@ -170,6 +170,7 @@ def _cautions(evidence: Evidence) -> Iterator[str]:
     yield from _many_comparisons(evidence)
     yield from _corpus_passes(evidence)
     yield from _unlike_company(evidence)
+    yield from _profiled_otherwise(evidence)
     yield from _held_back(evidence)
     yield from _busy_machine(evidence)
     yield from _withheld_timings(evidence)
@@ -240,6 +241,25 @@ def _unlike_company(evidence: Evidence) -> Iterator[str]:
         yield (
             f"Speeds and times were measured with between {seen[0]:.1f} and {seen[1]:.1f} trials at once: "
             "compare them with care."
+        )
+
+
+_PROFILED_BY = {"torch": "torch", "device_name": "device", "gpu_uuid": "GPU", "git_commit": "commit of the code"}
+"""What a profile that was measured later should have in common with the training beside it."""
+
+
+def _profiled_otherwise(evidence: Evidence) -> Iterator[str]:
+    """Profiles that were measured with something else than the training in the same row."""
+    found: dict[str, dict[str, None]] = {}
+    for variant, row in evidence.rows:
+        of_profile = json.loads(row.get("profile_conditions") or "{}")
+        for name, label in _PROFILED_BY.items():
+            if of_profile.get(name) not in (None, row.get(name)) and row.get(name) is not None:
+                found.setdefault(label, {})[variant.name] = None
+    for label, names in found.items():
+        yield (
+            f"Prefill and decoding of {list_of(list(names))} were measured with another {label} than training: "
+            "do not set them side by side."
         )
 
 
