@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -108,53 +108,66 @@ class Study:
         return done.stdout
 
 
+@dataclass(frozen=True)
+class Findings:
+    """What was found so far: the figures of each check, and what is said of each planted slowdown."""
+
+    rounds: int
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    step: float = math.nan
+    repeats: int = 0
+    slow: list[tuple[Ratio, Said]] = field(default_factory=list)
+
+    @property
+    def inside(self) -> int:
+        """Checks whose interval holds equality."""
+        return sum(bool(each["inside"]) for each in self.checks)
+
+    @property
+    def caught(self) -> int:
+        """Planted slowdowns that were found."""
+        return sum(said == "slower" for _, said in self.slow)
+
+    def page(self) -> str:
+        """The report."""
+        software = machine.software()
+        dirty = " (dirty)" if software["git_dirty"] else ""
+        where = f"{machine.processor()}, {os.cpu_count()} CPUs, 1 thread; torch {software['torch']}, Python "
+        where += f"{software['python']}; commit {software['git_commit']}{dirty}; {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+        command = f"`python -m ablate doctor --aa FILE --repeats {self.rounds}`"
+        slow = [(*_interval(each.mean, each.low, each.high), said) for each, said in self.slow]
+        lines = [
+            "# The A/A check, checked",
+            f"{where}. Written by `python tools/aa_study.py`.",
+            f"## The baseline against itself: {self.inside} of {len(self.checks)} inside",
+            f"{len(self.checks)} times {command}, a training step of {self.step * 1e3:.1f} ms.",
+            _table("check", [_aa(each) for each in self.checks], "rounds to see 5 %"),
+            f"## A planted slowdown of 5 %: found in {self.caught} of {len(slow)} experiments",
+            f"Each with {self.repeats} rounds, the median of what the checks above recommend.",
+            _table("experiment", slow, "verdict"),
+        ]
+        return "\n\n".join(lines) + "\n"
+
+
 def main(checks: int, rounds: int, planted: int, out: Path) -> int:
-    """Carry out both parts, write the report, and say whether what is promised holds."""
+    """Carry out both parts, write the report as they go on, and say whether what is promised holds."""
     with TemporaryDirectory() as folder:
         study = Study(Path(folder), threads=1)
-        found = [study.check(rounds) for _ in range(checks)]
-        inside = sum(bool(each["inside"]) for each in found)
-        needed = statistics.median(each["repeats_needed"] or math.inf for each in found)
-        if math.isinf(needed):
-            raise SystemExit("too noisy: no number of rounds would find 5 % here")
-        repeats = math.ceil(needed)
-        first = study.timed("first", 3)
-        step = statistics.median(first.values("step", "baseline").values())
-        seconds = SLOWER * step / 2  # each of two layers
-        timed = [study.timed(f"planted-{n}", repeats, seconds) for n in range(planted)]
-    slow = [(each.against_baseline("step", "slow"), each.verdict("step", "slow")) for each in timed]
-    caught = sum(said == "slower" for _, said in slow)
+        found = Findings(rounds, [study.check(rounds) for _ in range(checks)])
+        step = statistics.median(study.timed("first", 3).values("step", "baseline").values())
+        needed = statistics.median(each["repeats_needed"] or math.inf for each in found.checks)
+        found = replace(found, step=step, repeats=0 if math.isinf(needed) else math.ceil(needed))
+        _write(found, out)
+        for n in range(planted if found.repeats else 0):  # where it is too noisy, no number of rounds would do
+            timed = study.timed(f"planted-{n}", found.repeats, SLOWER * step / 2)  # a half in each of two layers
+            found.slow.append((timed.against_baseline("step", "slow"), timed.verdict("step", "slow")))
+            _write(found, out)
+    return 0 if found.inside >= LEAST_INSIDE * checks and found.caught > planted / 2 else 1
+
+
+def _write(found: Findings, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    page = _page(found, inside, rounds, repeats, slow, caught, step)
-    (out / "report.md").write_text(page, encoding="utf-8")
-    sys.stdout.write(page)
-    return 0 if inside >= LEAST_INSIDE * checks and caught > planted / 2 else 1
-
-
-def _page(
-    found: list[dict[str, Any]],
-    inside: int,
-    rounds: int,
-    repeats: int,
-    slow: list[tuple[Ratio, Said]],
-    caught: int,
-    step: float,
-) -> str:
-    software = machine.software()
-    dirty = " (dirty)" if software["git_dirty"] else ""
-    where = f"{machine.processor()}, {os.cpu_count()} CPUs, 1 thread; torch {software['torch']}, Python "
-    where += f"{software['python']}; commit {software['git_commit']}{dirty}; {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    lines = [
-        "# The A/A check, checked",
-        f"{where}. Written by `python tools/aa_study.py`.",
-        f"## The baseline against itself: {inside} of {len(found)} inside",
-        f"{len(found)} times `python -m ablate doctor --aa FILE --repeats {rounds}`, a step of {step * 1e3:.1f} ms.",
-        _table("check", [_aa(each) for each in found], "rounds to see 5 %"),
-        f"## A planted slowdown of 5 %: found in {caught} of {len(slow)} experiments",
-        f"Each with {repeats} rounds, the median of what the checks above recommend.",
-        _table("experiment", [(*_interval(each.mean, each.low, each.high), said) for each, said in slow], "verdict"),
-    ]
-    return "\n\n".join(lines) + "\n"
+    (out / "report.md").write_text(found.page(), encoding="utf-8")
 
 
 def _aa(each: Mapping[str, Any]) -> tuple[str, str, str]:
