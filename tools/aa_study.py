@@ -17,7 +17,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -180,7 +180,7 @@ def _interval(mean: float | None, low: float | None, high: float | None) -> tupl
     return f"{known[0]:+.2f} %", f"[{known[1]:+.2f}, {known[2]:+.2f}]"
 
 
-def _table(first: str, rows: list[tuple[str, str, str]], last: str) -> str:
+def _table(first: str, rows: Sequence[tuple[str, str, str]], last: str) -> str:
     head = [f"| {first} | difference | 95 % interval | {last} |", "|---:|---:|:---|:---|"]
     return "\n".join([*head, *(f"| {n} | {' | '.join(row)} |" for n, row in enumerate(rows, 1))])
 
