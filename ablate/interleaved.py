@@ -80,6 +80,8 @@ class Rounds:
         whose whole interval lies beyond that differs by more than the order of a round, or chance, gives.
         """
         check, measured = self.against_itself(kind), self.against_baseline(kind, variant)
+        if measured.n == 0:
+            return measured.verdict
         if not check.holds_equality or check.visible is None:
             return "withheld"
         if check.is_coarse and not measured.is_beyond(check.visible):

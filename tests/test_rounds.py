@@ -478,3 +478,10 @@ def test_decoding_is_timed_where_there_is_a_further_token(expand: Expand) -> Non
 def test_a_time_of_nothing_is_none() -> None:
     row = {"variant": "a", "is_partner": False, "status": "ok", "metric": "step_seconds_p50", "round": 0}
     assert Rounds([{**row, "value": 0.0}, {**row, "round": 1, "value": 1.0}]).values("step", "a") == {1: 1.0}
+
+
+def test_what_was_never_timed_has_no_verdict() -> None:
+    row = {"status": "ok", "metric": "decode_seconds_per_token_p50", "value": 1.0}
+    members = ({"variant": "a", "is_partner": False}, {"variant": "a", "is_partner": True})
+    rows = [{**row, **member, "round": number} for member in members for number in range(3)]
+    assert Rounds(rows).verdict("decode", "b") == "no common round"
