@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from multiprocessing.connection import wait
 from types import FrameType
 from typing import Any, Protocol
@@ -228,13 +229,16 @@ class Run:
                 memory_bytes,
                 log,
                 lambda: bool(received),
-                lambda size, name=name: self.watcher.aside(f"does a step fit: {name}, {size}"),  # type: ignore[misc]
+                partial(self._try, name),
             )
             self.capacities[name] = found
             for column, why in found.lacking.items():
                 _log.warning("not measured of %s: %s (%s)", name, column, why)
         if first:
             self.watcher.aside("")
+
+    def _try(self, name: str, size: str) -> None:
+        self.watcher.aside(f"does a step fit: {name}, {size}")
 
     def _threads(self, task: Task) -> int:
         return task.trial.variant.settings.train.threads or self.resources.threads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -30,6 +30,17 @@ train: {steps: 4, batch_tokens: 64, seq_len: 16}
 Write = Callable[..., Path]
 Expand = Callable[..., Experiment]
 Refused = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Small tensors gain nothing from a second thread, and tests run beside one another."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

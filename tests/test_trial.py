@@ -44,12 +44,7 @@ DATA = {"name": "random_tokens", "vocab_size": 16, "train_tokens": 2000, "valida
 PROFILE = {"prefill": {"tokens": [8]}, "decode": {"context": [8], "new_tokens": 4}, "rounds": 1}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def job(phases: tuple[str, ...] = ("train", "profile"), log: Path = Path("trial.log"), **sections: Any) -> Job:
