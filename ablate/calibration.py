@@ -10,8 +10,12 @@ from ablate import child
 from ablate.child import Child
 from ablate.job import CalibrationJob, Peaks
 from ablate.metrics import TIMED
+from ablate.profiling import kept
 
 LIMIT_SECONDS = 120.0
+
+HELD_AGAINST = ("decode_bandwidth_share", "mfu")
+"""Columns that are null where the device's peaks are not known."""
 
 
 def calibrate(
@@ -39,8 +43,18 @@ def aa_columns(calibration: dict[str, Any]) -> dict[str, float]:
     return {name: bound for name, bound in bounds.items() if bound is not None}
 
 
+def lacking(calibration: dict[str, Any]) -> dict[str, str]:
+    """What cannot be measured here, by column, and why."""
+    found: dict[str, str] = dict(calibration["lacking"])
+    if others := kept.disturbance(calibration):
+        found |= dict.fromkeys(HELD_AGAINST, f"other programs kept {others:.1f} cores busy when the peak was measured")
+    return found
+
+
 def peaks_of(calibration: dict[str, Any]) -> Peaks:
-    """The figures that measurements are held against."""
+    """The figures that measurements are held against: none where they were disturbed."""
+    if kept.disturbance(calibration):
+        return Peaks()
     products = calibration.get("matmul", {})
     known = {precision: each["flops_per_second"] for precision, each in products.items() if each}
     return Peaks(known, calibration.get("copy_bytes_per_second"))

@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from ablate import child, cost
 from ablate.child import Child
+from ablate.documents import NOTES, read_json
+from ablate.files import write_json
 from ablate.job import CapacityJob
 from ablate.plan import VariantPlan
-from ablate.results import Columns
+from ablate.tables import Columns
+from ablate.variant import trial_of
 
 LIMIT_SECONDS = 20.0
 """For the step of a try, and as long again for what comes before it."""
@@ -93,6 +97,16 @@ class NoAnswerError(Exception):
     """Why a try said neither that it fits nor that it does not."""
 
 
+@dataclass(frozen=True)
+class Try:
+    """A step of some size, as a child told of it; what it took is None where it did not end well."""
+
+    answer: Answer
+    seconds: float | None
+    taken_bytes: int | None
+    limit_bytes: int | None
+
+
 def available(device: str) -> int | None:
     """Bytes that each try may take; None where that is for the device to say."""
     from ablate.profiling import memory
@@ -100,17 +114,55 @@ def available(device: str) -> int | None:
     return None if device == "cuda" else int((1 - KEPT_BACK) * memory.available_bytes())
 
 
+class Notes:
+    """The tries of an experiment in a file, written as each ends: a search that was cut short goes on where it was.
+
+    They hold for one device, one torch, and memory that is still there: the same limit for all variants. Else, and
+    where the file makes no sense, there are none.
+    """
+
+    def __init__(self, path: Path, device: str, torch: str, available_bytes: int | None) -> None:
+        self.path = path
+        told = self._read()
+        limit, is_here = told.get("memory_bytes"), (told.get("device"), told.get("torch")) == (device, torch)
+        if limit is None or available_bytes is None:
+            is_here = is_here and limit == available_bytes
+        else:
+            is_here = is_here and limit <= available_bytes
+        self.memory_bytes: int | None = limit if is_here else available_bytes
+        self._under = {"device": device, "torch": torch, "memory_bytes": self.memory_bytes}
+        self._tries: dict[str, list[list[Any]]] = told["tries"] if is_here else {}
+
+    def known(self, variant_id: str) -> dict[tuple[int, int], Try]:
+        """What came of the variant's steps, by sequences and length."""
+        return {(sequences, length): Try(*told) for sequences, length, *told in self._tries.get(variant_id, [])}
+
+    def add(self, variant_id: str, sequences: int, length: int, found: Try) -> None:
+        """Keep one more, at once."""
+        told = [sequences, length, found.answer, found.seconds, found.taken_bytes, found.limit_bytes]
+        self._tries.setdefault(variant_id, []).append(told)
+        write_json(self.path, {**self._under, "tries": self._tries})
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            told = read_json(self.path, NOTES, {"": list(NOTES)})
+        except (OSError, TypeError, ValueError, RecursionError):
+            return {}
+        tries = [each for of_variant in told["tries"].values() for each in of_variant]
+        return told if all(len(each) == 6 and each[2] in get_args(Answer) for each in tries) else {}
+
+
 def measure(
     plan: VariantPlan,
     device: str,
     threads: int,
-    memory_bytes: int | None,
+    notes: Notes,
     log: str,
     stopped: Callable[[], bool] = lambda: False,
     trying: Callable[[str], None] = lambda size: None,
 ) -> Capacity:
     """Seek both for a variant, until found or `stopped`; each size is told before it is tried."""
-    tries = Tries(plan, device, threads, memory_bytes, log, stopped, trying)
+    tries = Tries(plan, device, threads, notes, log, stopped, trying)
     length = plan.variant.settings.train.length
     searches: list[tuple[str, Size, int]] = [
         ("largest_batch", lambda n: (n, length), 1),
@@ -127,16 +179,6 @@ def measure(
     return Capacity(columns, tries.rows(), lacking)
 
 
-@dataclass(frozen=True)
-class Try:
-    """A step of some size, as a child told of it; what it took is None where it did not end well."""
-
-    answer: Answer
-    seconds: float | None
-    taken_bytes: int | None
-    limit_bytes: int | None
-
-
 class Tries:
     """Those of one variant, by sequences and length; none is done twice."""
 
@@ -145,14 +187,15 @@ class Tries:
         plan: VariantPlan,
         device: str,
         threads: int,
-        memory_bytes: int | None,
+        notes: Notes,
         log: str,
         stopped: Callable[[], bool],
         trying: Callable[[str], None],
     ) -> None:
-        self.plan, self.device, self.threads, self.memory_bytes = plan, device, threads, memory_bytes
+        self.plan, self.device, self.threads, self.notes = plan, device, threads, notes
         self.log, self.stopped, self.trying = log, stopped, trying
-        self.done: dict[tuple[int, int], Try] = {}
+        self.variant_id = trial_of(plan.variant, 0, device, threads).trial_id
+        self.done = notes.known(self.variant_id)
 
     def answer(self, size: Size, n: int) -> Answer:
         """Whether the step of `n` fits. Raises `NoAnswerError`."""
@@ -164,6 +207,7 @@ class Tries:
         if size not in self.done:
             self.trying(f"{sequences:,} x {length:,} tokens")
             self.done[size] = self._try(sequences, length)
+            self.notes.add(self.variant_id, sequences, length, self.done[size])
         return self.done[size]
 
     def guess(self, size: Size, small: int, most: int) -> int:
@@ -201,7 +245,7 @@ class Tries:
     def _try(self, sequences: int, length: int) -> Try:
         settings = self.plan.variant.plain
         job = CapacityJob(
-            settings, self.device, self.threads, sequences, length, self.memory_bytes, self.log, LIMIT_SECONDS
+            settings, self.device, self.threads, sequences, length, self.notes.memory_bytes, self.log, LIMIT_SECONDS
         )
         with child.environment(self.threads):
             running = Child(child.context(self.device), job)

@@ -424,7 +424,7 @@ def _check_noise(wanted: Any, repeats: int, as_json: bool) -> int:
     from rich.console import Console
 
     from ablate import commands
-    from ablate.runner import Interrupted
+    from ablate.interruption import Interrupted
 
     try:
         facts = commands.aa(wanted, repeats, Console(stderr=True, highlight=False))

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from ablate import document
 from ablate.choice import Faults, Settings, SettingsError
 from ablate.mlflow_view import LOCAL_URL, comparison_links
-from ablate.results import Results, ResultsError, Store, is_only_profiled, load, places
+from ablate.results import Results, Store, is_only_profiled, load, places
+from ablate.tables import ResultsError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -92,9 +93,8 @@ def read(wanted: Wanted, *, rehearsed: bool = False) -> Experiment:
 
 def run(wanted: Wanted, console: Console) -> Ran:
     """Plan, train, profile, record, report. Raises `FileFaults` before anything runs if the input is wrong."""
-    from ablate import machine, plan
-    from ablate.progress import Progress
-    from ablate.runner import Interrupted, Run, tasks
+    from ablate import plan
+    from ablate.interruption import signals
 
     experiment = read(wanted, rehearsed=True)
     plans = plan.plan(experiment, timed=False)
@@ -102,6 +102,24 @@ def run(wanted: Wanted, console: Console) -> Ran:
     plan.check_device(experiment, resources.device)
     for option, root in (("--results", wanted.results), ("--reports", wanted.reports)):
         _check_writable(root / experiment.name, option)
+    with signals() as received:
+        ran = _run(wanted, console, experiment, plans, resources, received)
+    return replace(ran, status=128 + received[0]) if received else ran
+
+
+def _run(
+    wanted: Wanted,
+    console: Console,
+    experiment: Experiment,
+    plans: list[VariantPlan],
+    resources: Resources,
+    received: list[int],
+) -> Ran:
+    from ablate import machine, plan
+    from ablate.progress import Progress
+    from ablate.runner import Run
+    from ablate.tasks import tasks
+
     store = Store(wanted.results / experiment.name, create=True)
     names = _names_of_trials(store)
     store.write_experiment(plan.document(experiment, plans, machine.facts(resources), wanted.command()))
@@ -123,19 +141,15 @@ def run(wanted: Wanted, console: Console) -> Ran:
     opening = _opening(experiment, len(queue), _stored_statuses(store, trials), rounds_left)
     console.print(opening, markup=False, highlight=False, soft_wrap=True)
     tracker = _tracker(wanted, store, new=bool(queue or rounds_left), behind=_names_of_trials(store) != names)
-    stopped = 0
     with progress:
-        try:
-            running.carry_out(queue)
-        except Interrupted as signal:
-            stopped = 128 + signal.number
+        running.carry_out(queue, received)
     folder = report(store.load(), wanted.reports)
     if tracker:
         tracker.attach(folder.parent)
     results = store.load()
     outcomes = _outcomes(results, len(trials))
     failed = set(outcomes) - {"ok"} or experiment.invalid or (results.repeats["status"] != "ok").any()
-    return Ran(outcomes, len(queue), len(trials) - len(queue), folder, stopped or (1 if failed else 0))
+    return Ran(outcomes, len(queue), len(trials) - len(queue), folder, 1 if failed else 0)
 
 
 def _check_writable(folder: Path, option: str) -> None:
@@ -245,7 +259,7 @@ def _check_free(found: document.Document, name: str) -> None:
 def plan_facts(wanted: Wanted) -> dict[str, Any]:
     """What `plan --json` gives."""
     from ablate import plan
-    from ablate.runner import tasks
+    from ablate.tasks import tasks
 
     experiment = read(wanted)
     plans = plan.plan(experiment)
@@ -273,7 +287,8 @@ def plan_facts(wanted: Wanted) -> dict[str, Any]:
 def status(wanted: Wanted) -> dict[str, Any]:
     """Trials by outcome, what runs now, what is left."""
     from ablate import plan
-    from ablate.runner import running_now, tasks
+    from ablate.runner import running_now
+    from ablate.tasks import tasks
 
     experiment = read(wanted)
     resources = _resources(wanted, plan.plan(experiment, timed=False))
@@ -318,8 +333,8 @@ def doctor(device: str) -> dict[str, Any]:
 def aa(wanted: Wanted, repeats: int, console: Console) -> dict[str, Any]:
     """A file's baseline, or a model of this machine's own, timed against itself. Raises `FileFaults`, `Interrupted`."""
     from ablate import machine, noise, plan
+    from ablate.interruption import Interrupted, signals
     from ablate.progress import Progress
-    from ablate.runner import Interrupted, signals
 
     experiment = read(wanted, rehearsed=True) if wanted.file else noise.own_experiment()
     resources = machine.share(wanted.device, 1, bytes_each=0)

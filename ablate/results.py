@@ -6,45 +6,31 @@ counts only when all of it is there. What cannot be read is left out and named i
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path, PurePosixPath
-from typing import Any, NoReturn
+from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from ablate.schema import (
-    CURVES,
-    JSON_COLUMNS,
-    PROFILES,
-    RENAMED,
-    REPEATS,
-    SCHEMA_VERSION,
-    SCHEMAS,
-    STATUSES,
-    TRIALS,
+from ablate.documents import EXPERIMENT, MLFLOW, read_json, refuse_constant
+from ablate.files import write_json
+from ablate.schema import CURVES, JSON_COLUMNS, PROFILES, REPEATS, SCHEMAS, STATUSES, TRIALS
+from ablate.tables import (
+    Columns,
+    ResultsError,
+    UnreadableError,
+    build_long_table,
+    build_table,
+    checked_id,
+    frame_of,
+    read_table,
+    write_id_of,
+    write_table,
 )
-
-Columns = Mapping[str, Sequence[Any]]
-
-
-class ResultsError(ValueError):
-    """Results that are not there, or that would not come back as they were given."""
-
-
-# Compact for long tables, and plain to every reader: only the strings are worth a dictionary.
-_ENCODINGS = {
-    **dict.fromkeys(("step", "tokens", "sample", "round", "place"), "DELTA_BINARY_PACKED"),
-    "value": "BYTE_STREAM_SPLIT",
-}
 
 
 def is_trained(row: Mapping[str, Any]) -> bool:
@@ -57,113 +43,7 @@ def is_only_profiled(row: Mapping[str, Any]) -> bool:
     return row.get("status") == "ok" and not is_trained(row)
 
 
-# --- Writing ----------------------------------------------------------------------------------------------------------
-
-
-def _write_atomically(path: Path, write: Callable[[Any], None]) -> None:
-    """`path` holds either what it held before or all of the new content, whatever happens on the way."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    # Not every file system can; the rename is then as durable as that file system makes it.
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _write_json(path: Path, document: Mapping[str, Any]) -> None:
-    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    _write_atomically(path, lambda file: file.write(text.encode("utf-8")))
-
-
-def _write_table(path: Path, table: Any) -> None:
-    strings = [each.name for each in table.schema if each.type == pa.string()]
-    encodings = {name: encoding for name, encoding in _ENCODINGS.items() if name in table.column_names}
-    _write_atomically(
-        path,
-        lambda file: pq.write_table(table, file, compression="zstd", use_dictionary=strings, column_encoding=encodings),
-    )
-
-
-def _table(schema: Any, columns: Columns, rows: int, write_id: str) -> Any:
-    """All columns of `schema` from those given; the rest null. Nothing is inferred and nothing is dropped."""
-    unknown = sorted(set(columns) - set(schema.names))
-    if unknown:
-        kind = schema.metadata[b"ablate_table"].decode()
-        raise ResultsError(f"unknown column in {kind}: {', '.join(unknown)}")
-    arrays = [_array(each, columns.get(each.name), rows) for each in schema]
-    return pa.Table.from_arrays(arrays, schema=schema.with_metadata({**schema.metadata, b"write_id": write_id}))
-
-
-def _array(column: Any, values: Sequence[Any] | None, rows: int) -> Any:
-    if values is None:
-        return pa.nulls(rows, column.type)
-    if len(values) != rows:
-        raise ResultsError(f"column {column.name} has {len(values)} values, others have {rows}")
-    try:
-        return _EXACT.get(column.type, _as_given)(values, column.type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise ResultsError(f"column {column.name}: {error}") from error
-
-
-def _as_given(values: Sequence[Any], arrow_type: Any) -> Any:
-    return pa.array(values, type=arrow_type, from_pandas=False)
-
-
-def _whole_numbers(values: Sequence[Any], arrow_type: Any) -> Any:
-    # Asked for whole numbers directly, pyarrow cuts 8.5 to 8 without a word; a safe cast refuses.
-    inferred = pa.array(values, from_pandas=False)
-    kind = inferred.type
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
-        raise TypeError(f"whole numbers are due, not {kind}")
-    return inferred.cast(arrow_type)
-
-
-def _real_numbers(values: Sequence[Any], arrow_type: Any) -> Any:
-    if any(isinstance(each, bool) for each in values):
-        raise TypeError("numbers are due, not bool")
-    # pyarrow refuses a whole number that a float rounds; in a column of floats rounding is what one expects.
-    floats = [float(each) if isinstance(each, int) else each for each in values]
-    # Without from_pandas a NaN stays a NaN: a diverged loss is not a missing one.
-    return pa.array(floats, type=arrow_type, from_pandas=False)
-
-
-_EXACT = {pa.int64(): _whole_numbers, pa.float64(): _real_numbers}
-
-
-def _long_table(schema: Any, trial_id: str, columns: Columns, write_id: str) -> Any:
-    rows = len(next(iter(columns.values()))) if columns else 0
-    ids = columns.get("trial_id", [trial_id] * rows)
-    if any(each != trial_id for each in ids):
-        raise ResultsError(f"rows of another trial among those of {trial_id}")
-    return _table(schema, {**columns, "trial_id": ids}, rows, write_id)
-
-
 # --- What may be written ----------------------------------------------------------------------------------------------
-
-_TRIAL_ID = re.compile(r"[0-9a-f]{1,64}")
-_ROUND = re.compile(r"[0-9a-f]{1,64}-[0-9]{1,9}")
-
-
-def _checked_id(trial_id: object) -> str:
-    """File names come from trial ids, so that an id must not be able to name another place."""
-    if not isinstance(trial_id, str) or not _TRIAL_ID.fullmatch(trial_id):
-        raise ResultsError(f"not a trial id (lower-case hex digits): {trial_id!r}")
-    return trial_id
 
 
 def _check_row(row: Mapping[str, Any]) -> None:
@@ -184,95 +64,12 @@ def _check_row(row: Mapping[str, Any]) -> None:
 
 def _check_json(column: str, text: Any) -> None:
     try:
-        json.loads(text, parse_constant=_refuse_constant)
+        json.loads(text, parse_constant=refuse_constant)
     except (TypeError, ValueError) as error:
         raise ResultsError(f"column {column} is not strict JSON text: {error}") from error
 
 
-def _refuse_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
-
-
 # --- Reading ----------------------------------------------------------------------------------------------------------
-
-
-class _UnreadableError(Exception):
-    """Why one file does not count."""
-
-
-def _read(path: Path, kind: str) -> Any:
-    """The table in `path` with the columns of today: those it lacks are null."""
-    if path.stat().st_size == 0:
-        raise _UnreadableError("zero bytes")
-    try:
-        table = pq.ParquetFile(path).read()
-    except PermissionError:
-        raise
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _UnreadableError("torn, or not a Parquet file") from error
-    _check_origin(table.schema.metadata or {}, kind)
-    return _conform(_renamed(table), SCHEMAS[kind])
-
-
-def _check_origin(metadata: Mapping[bytes, bytes], kind: str) -> None:
-    version = metadata.get(b"schema_version", b"").decode(errors="replace")
-    if metadata.get(b"ablate_table") != kind.encode() or not version.isdecimal():
-        raise _UnreadableError(f"not written as a file of {kind} by ablate")
-    if int(version) > SCHEMA_VERSION:
-        raise _UnreadableError(f"written by a newer ablate (schema {version}, this one knows {SCHEMA_VERSION})")
-
-
-def _renamed(table: Any) -> Any:
-    version, present = int(table.schema.metadata[b"schema_version"]), set(table.column_names)
-    older = [renames for last, renames in RENAMED.items() if version <= last]
-    names = {old: new for renames in older for old, new in renames.items() if new not in present}
-    renamed = table.rename_columns([names.get(name, name) for name in table.column_names])
-    return renamed.replace_schema_metadata(table.schema.metadata)
-
-
-def _conform(table: Any, schema: Any) -> Any:
-    present = set(table.column_names)
-    try:
-        arrays = [
-            table.column(each.name).cast(each.type) if each.name in present else pa.nulls(len(table), each.type)
-            for each in schema
-        ]
-    except pa.ArrowException as error:
-        raise _UnreadableError(f"a column has another type: {error}") from error
-    write_id = (table.schema.metadata or {}).get(b"write_id", b"")
-    return pa.Table.from_arrays(arrays, schema=schema.with_metadata({**schema.metadata, b"write_id": write_id}))
-
-
-def _checked_table(path: Path, kind: str) -> Any:
-    """The table of one trial's or round's file, which must be about the one that its name says."""
-    if path.name.startswith((".", "_")) or path.suffix == ".tmp":
-        raise _UnreadableError("left over from a write that did not finish")
-    name = _ROUND if kind == "repeats" else _TRIAL_ID
-    if path.suffix != ".parquet" or not name.fullmatch(path.stem) or not path.is_file():
-        raise _UnreadableError("not a file of ablate")
-    try:
-        table = _read(path, kind)
-    except OSError as error:
-        raise _UnreadableError(f"cannot be read: {error.strerror or error}") from error
-    if any(each != path.stem for each in _names_of_file(table, kind)):
-        raise _UnreadableError(f"is about another {'round' if kind == 'repeats' else 'trial'} than its name says")
-    if kind == "trials" and len(table) != 1:
-        raise _UnreadableError(f"has {len(table)} rows where one is due")
-    return table
-
-
-def _names_of_file(table: Any, kind: str) -> list[str]:
-    """What the file that a row stands in must be called, for each row."""
-    if kind != "repeats":
-        names: list[str] = table.column("trial_id").to_pylist()
-        return names
-    ids, rounds = (table.column(name).to_pylist() for name in ("timing_id", "round"))
-    return [f"{timing_id}-{number}" for timing_id, number in zip(ids, rounds, strict=True)]
-
-
-def _write_id(table: Any) -> bytes:
-    written: bytes = table.schema.metadata[b"write_id"]
-    return written
 
 
 def _tables(folder: Path, kind: str, skipped: list[str]) -> Iterator[tuple[str, Any]]:
@@ -280,8 +77,8 @@ def _tables(folder: Path, kind: str, skipped: list[str]) -> Iterator[tuple[str, 
         return
     for path in sorted((folder / kind).iterdir()):
         try:
-            yield path.stem, _checked_table(path, kind)
-        except _UnreadableError as fault:
+            yield path.stem, read_table(path, kind)
+        except UnreadableError as fault:
             skipped.append(f"{kind}/{path.name}: {fault}")
 
 
@@ -291,90 +88,11 @@ def _long_tables(folder: Path, kind: str, rows: Mapping[str, Any], skipped: list
     for trial_id, table in _tables(folder, kind, skipped):
         if trial_id not in rows:
             skipped.append(f"{kind}/{trial_id}.parquet: its trial has no row")
-        elif _write_id(table) != _write_id(rows[trial_id]):
+        elif write_id_of(table) != write_id_of(rows[trial_id]):
             skipped.append(f"{kind}/{trial_id}.parquet: belongs to another attempt than its trial's row")
         else:
             tables.append(table)
     return tables
-
-
-def _frame(kind: str, tables: Sequence[Any]) -> pd.DataFrame:
-    schema = SCHEMAS[kind]
-    plain = [table.replace_schema_metadata(schema.metadata) for table in tables]
-    frame: pd.DataFrame = pa.concat_tables([schema.empty_table(), *plain]).to_pandas()
-    return frame
-
-
-# --- The documents beside the tables ----------------------------------------------------------------------------------
-
-# A type: a value of it. A pattern: text that it matches whole. [shape]: a list of such. {pattern: shape}: an object
-# whose values fit where their names match. {name: shape}: an object that may have these, and others as well.
-_TEXT, _NUMBER, _NAME, _SEED = (
-    (str, type(None)),
-    (int, float, type(None)),
-    re.compile(r"(?s).*"),
-    re.compile("-?[0-9]+"),
-)
-
-_VARIANT = {
-    "name": str,
-    "is_baseline": bool,
-    "changes": dict,
-    "groups": [str],
-    "trials": {_SEED: _TRIAL_ID},
-    "kv_cache_bytes_by_tokens": [[_NUMBER]],
-    "kv_cache_bytes_by_devices": {re.compile("[0-9]+"): _NUMBER},
-    "notes": [str],
-}
-_EXPERIMENT = {
-    "name": _TEXT,
-    "question": _TEXT,
-    "command": _TEXT,
-    "seeds": list,
-    "counts": {_NAME: _NUMBER},
-    "machine": {"workers": _NUMBER, "memory_bytes": _NUMBER},
-    "data": {"train_tokens": _NUMBER, "validation_tokens": _NUMBER},
-    "train": dict,
-    "timing": {"timing_id": _TRIAL_ID, "members": {_TRIAL_ID: str}},
-    "variants": [_VARIANT],
-    "invalid": [{"variant": str, "reason": str}],
-}
-_MLFLOW = {"experiment_id": str, "runs": {_TRIAL_ID: str}}
-
-
-def _read_json(path: Path, shape: Mapping[str, Any], required: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The object in `path`: what a reader relies on is as declared. `required` names what objects must have."""
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-    _check_shape(document, shape, "")
-    for where, names in required.items():
-        holders = document.get(where, []) if where else [document]
-        if any(name not in holder for holder in holders for name in names):
-            raise ValueError(f"{where or 'it'} must have {', '.join(names)}")
-    return document
-
-
-def _check_shape(value: Any, shape: Any, where: str) -> None:
-    if isinstance(shape, dict):
-        _check_shape(value, dict, where)
-        for key, each in value.items():
-            _check_shape(each, _shape_of(key, shape, where), f"{where}.{key}".lstrip("."))
-    elif isinstance(shape, list):
-        _check_shape(value, list, where)
-        for place, each in enumerate(value):
-            _check_shape(each, shape[0], f"{where}[{place}]")
-    elif isinstance(shape, re.Pattern):
-        if not isinstance(value, str) or not shape.fullmatch(value):
-            raise ValueError(f"{where or 'it'} is not as it must be: {str(value)[:40]!r}")
-    elif not isinstance(value, shape):
-        raise TypeError(f"{where or 'it'} cannot be {type(value).__name__}")
-
-
-def _shape_of(key: str, shape: Mapping[Any, Any], where: str) -> Any:
-    for name, each in shape.items():
-        if isinstance(name, re.Pattern):
-            _check_shape(key, name, f"a name in {where}")
-            return each
-    return shape.get(key, object)
 
 
 # --- The variants in use now ------------------------------------------------------------------------------------------
@@ -434,7 +152,7 @@ class Results:
     curves: pd.DataFrame
     profiles: pd.DataFrame
     skipped: list[str] = field(default_factory=list)
-    repeats: pd.DataFrame = field(default_factory=lambda: _frame("repeats", []))
+    repeats: pd.DataFrame = field(default_factory=lambda: frame_of("repeats", []))
 
 
 class Store:
@@ -448,31 +166,31 @@ class Store:
 
     def log_path(self, trial_id: str) -> Path:
         """Where the output of a trial's process goes."""
-        return self.folder / "logs" / f"{_checked_id(trial_id)}.log"
+        return self.folder / "logs" / f"{checked_id(trial_id)}.log"
 
     def write_trial(self, row: Mapping[str, Any], curves: Columns, profiles: Columns) -> None:
         """Stores one trial whole, in place of what was there. The row comes last: it says that all is there."""
-        trial_id = _checked_id(row.get("trial_id"))
+        trial_id = checked_id(row.get("trial_id"))
         _check_row(row)
         write_id = uuid.uuid4().hex
         tables = {
-            "curves": _long_table(CURVES, trial_id, curves, write_id),
-            "profiles": _long_table(PROFILES, trial_id, profiles, write_id),
-            "trials": _table(TRIALS, {name: [value] for name, value in row.items()}, 1, write_id),
+            "curves": build_long_table(CURVES, trial_id, curves, write_id),
+            "profiles": build_long_table(PROFILES, trial_id, profiles, write_id),
+            "trials": build_table(TRIALS, {name: [value] for name, value in row.items()}, 1, write_id),
         }
         for kind, table in tables.items():
-            _write_table(self._path(kind, trial_id), table)
+            write_table(self._path(kind, trial_id), table)
 
     def write_round(self, timing_id: str, number: int, columns: Columns) -> None:
         """Stores one round whole, in place of what was there."""
         rows = len(next(iter(columns.values())))
-        identity: dict[str, list[Any]] = {"timing_id": [_checked_id(timing_id)] * rows, "round": [number] * rows}
-        table = _table(REPEATS, {**columns, **identity}, rows, uuid.uuid4().hex)
-        _write_table(self._path("repeats", f"{timing_id}-{number}"), table)
+        identity: dict[str, list[Any]] = {"timing_id": [checked_id(timing_id)] * rows, "round": [number] * rows}
+        table = build_table(REPEATS, {**columns, **identity}, rows, uuid.uuid4().hex)
+        write_table(self._path("repeats", f"{timing_id}-{number}"), table)
 
     def rounds(self, timing_id: str) -> list[dict[str, Any]]:
         """The rows of the readable rounds that are stored under the identity."""
-        paths = sorted((self.folder / "repeats").glob(f"{_checked_id(timing_id)}-*.parquet"))
+        paths = sorted((self.folder / "repeats").glob(f"{checked_id(timing_id)}-*.parquet"))
         tables = [table for path in paths if (table := self._readable(path, "repeats")) is not None]
         return [row for table in tables for row in table.to_pylist()]
 
@@ -494,16 +212,16 @@ class Store:
 
     def _long(self, kind: str, trial_id: str) -> pd.DataFrame:
         row, table = self._stored("trials", trial_id), self._stored(kind, trial_id)
-        belongs = row is not None and table is not None and _write_id(row) == _write_id(table)
-        return _frame(kind, [table] if belongs else [])
+        belongs = row is not None and table is not None and write_id_of(row) == write_id_of(table)
+        return frame_of(kind, [table] if belongs else [])
 
     def _stored(self, kind: str, trial_id: str) -> Any | None:
-        return self._readable(self._path(kind, _checked_id(trial_id)), kind)
+        return self._readable(self._path(kind, checked_id(trial_id)), kind)
 
     def _readable(self, path: Path, kind: str) -> Any | None:
         try:
-            return _checked_table(path, kind)
-        except _UnreadableError:
+            return read_table(path, kind)
+        except UnreadableError:
             return None
 
     def _path(self, kind: str, name: str) -> Path:
@@ -511,7 +229,7 @@ class Store:
 
     def write_experiment(self, document: Mapping[str, Any]) -> None:
         """Stores what the experiment is now: its resolved file, its variants and their trials."""
-        _write_json(self.folder / "experiment.json", document)
+        write_json(self.folder / "experiment.json", document)
 
     def note_timing(self, timing: Mapping[str, Any] | None) -> None:
         """Stores which rounds the present experiment's variants are compared by, and what they are called."""
@@ -525,7 +243,7 @@ class Store:
         """What `write_experiment` stored; `ResultsError` where that is missing or unreadable."""
         path = self.folder / "experiment.json"
         try:
-            return _read_json(path, _EXPERIMENT, {"variants": ["name"], "invalid": ["variant", "reason"]})
+            return read_json(path, EXPERIMENT, {"variants": ["name"], "invalid": ["variant", "reason"]})
         except FileNotFoundError as error:
             raise ResultsError(f"no experiment.json in {self.folder}") from error
         except (OSError, TypeError, ValueError) as error:
@@ -533,12 +251,12 @@ class Store:
 
     def write_mlflow(self, document: Mapping[str, Any]) -> None:
         """Stores where the experiment is mirrored."""
-        _write_json(self.folder / "mlflow.json", document)
+        write_json(self.folder / "mlflow.json", document)
 
     def mlflow(self) -> dict[str, Any] | None:
         """Where the present experiment's trials are mirrored, or None: the mirror can always be made again."""
         try:
-            noted = _read_json(self.folder / "mlflow.json", _MLFLOW, {"": list(_MLFLOW)})
+            noted = read_json(self.folder / "mlflow.json", MLFLOW, {"": list(MLFLOW)})
         except (OSError, TypeError, ValueError):
             return None
         present = self.present()
@@ -558,7 +276,7 @@ class Store:
         rows = dict(_tables(self.folder, "trials", skipped))
         curves, profiles = (_long_tables(self.folder, kind, rows, skipped) for kind in ("curves", "profiles"))
         rounds = [table for _, table in _tables(self.folder, "repeats", skipped)]
-        trials = _frame("trials", list(rows.values()))
+        trials = frame_of("trials", list(rows.values()))
         if experiment:
             trials = _as_named_now(trials, experiment)
         else:
@@ -567,10 +285,10 @@ class Store:
             folder=self.folder,
             experiment=experiment,
             trials=trials,
-            curves=_of_trials(_frame("curves", curves), trials),
-            profiles=_of_trials(_frame("profiles", profiles), trials),
+            curves=_of_trials(frame_of("curves", curves), trials),
+            profiles=_of_trials(frame_of("profiles", profiles), trials),
             skipped=skipped,
-            repeats=_rounds_of(_frame("repeats", rounds), experiment),
+            repeats=_rounds_of(frame_of("repeats", rounds), experiment),
         )
 
     def _experiment_if_readable(self, skipped: list[str]) -> dict[str, Any]:

@@ -21,9 +21,10 @@ from ablate.interleaved import Rounds
 from ablate.job import TimingJob
 from ablate.machine import Resources
 from ablate.metrics import TIMED
-from ablate.results import Columns, Store
+from ablate.results import Store
 from ablate.schema import REPEATS
 from ablate.settings import ProfileSettings
+from ablate.tables import Columns
 from ablate.variant import Variant, timing_id, trial_of
 
 PARTNER_SEEDS = 1_000_000

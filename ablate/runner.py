@@ -10,17 +10,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from multiprocessing.connection import wait
-from types import FrameType
 from typing import Any, Protocol
 
-import pandas as pd
 import psutil
 
-from ablate import calibration, capacity, child, gatekeeper, machine, rounds
+from ablate import calibration, capacity, child, gatekeeper, rounds
 from ablate.capacity import Capacity
 from ablate.child import Child
 from ablate.experiment import Experiment
@@ -28,23 +25,18 @@ from ablate.gatekeeper import Checked
 from ablate.job import Job, Peaks
 from ablate.machine import Resources
 from ablate.plan import VariantPlan
-from ablate.results import Columns, Store, is_trained
+from ablate.results import Store
 from ablate.rounds import Contrast
-from ablate.schema import CONDITIONS, PROFILED
+from ablate.rows import Rows
+from ablate.tables import Columns
+from ablate.tasks import Task
 from ablate.variant import Trial
 
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
 _RUNNING = "running.json"
-
-
-class Interrupted(BaseException):
-    """The person or the system asked the run to end, by the signal `number`."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+_CAPACITY = "capacity.json"
 
 
 class Watcher(rounds.Watcher, Protocol):
@@ -56,62 +48,6 @@ class Watcher(rounds.Watcher, Protocol):
     def phase(self, trial_id: str, phase: str) -> None: ...  # noqa: D102
     def learn(self, trial_id: str, curve: Any) -> None: ...  # noqa: D102
     def finish(self, trial_id: str, status: str, note: str) -> None: ...  # noqa: D102
-
-
-PHASES = ("train", "profile")
-"""What a trial consists of. A profile without training has a phase `steps` in its place: a few steps, measured."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """A trial that has to run, or the part of one that is missing beside what is stored."""
-
-    trial: Trial
-    stored: dict[str, Any] | None
-    phases: tuple[str, ...]
-
-    @property
-    def is_new(self) -> bool:
-        """Whether nothing has been trained, or measured in a step, that this could be beside."""
-        return self.phases != ("profile",)
-
-    @property
-    def kept(self) -> dict[str, Any]:
-        """The stored row where it stays, but for what is done now; else nothing."""
-        if self.stored is None or len(self.phases) > 1:
-            return {}
-        return {} if self.is_new and self.stored["status"] != "ok" else self.stored
-
-
-def tasks(trials: list[Trial], store: Store, *, retry_failed: bool, only: str | None = None) -> list[Task]:
-    """What is left to do: new and interrupted trials, what finished ones lack, failed ones if asked for.
-
-    With `only`, one of `PHASES`, nothing else is done.
-    """
-    found = []
-    for trial in trials:
-        stored = store.trial(trial.trial_id)
-        status = stored["status"] if stored else None
-        if status in (None, "interrupted", "ok") or retry_failed:
-            done = _done(trial, stored) if stored else ()
-            if phases := _phases(done, only):
-                found.append(Task(trial, stored, phases))
-    return found
-
-
-def _done(trial: Trial, stored: dict[str, Any]) -> tuple[str, ...]:
-    """What the row holds of the trial. Of one that is not `ok` that is its training, where its profile went wrong."""
-    is_ok = stored["status"] == "ok"
-    holds = {
-        "train": is_trained(stored) and (is_ok or stored["phase"] == "profile"),
-        "profile": is_ok and stored["profile_id"] == trial.profile_id,
-    }
-    return tuple(phase for phase in PHASES if holds[phase])
-
-
-def _phases(done: tuple[str, ...], only: str | None) -> tuple[str, ...]:
-    missing = tuple(phase for phase in PHASES if phase not in done and only in (None, phase))
-    return ("steps", "profile") if missing == ("profile",) and "train" not in done else missing
 
 
 class Run:
@@ -134,8 +70,8 @@ class Run:
         self.fail_fast, self.retry_failed, self.failed = fail_fast, retry_failed, False
         self.repeated = repeated
         self.plans = {plan.variant.name: plan for plan in plans}
+        self.rows = Rows(experiment, self.plans, store, resources)
         self.stored = stored
-        self.software = machine.software()
         self.peaks: dict[int, Peaks] = {}
         self.aa: dict[int, dict[str, float]] = {}
         self.capacities: dict[str, Capacity] = {}
@@ -143,15 +79,15 @@ class Run:
         self.company: dict[str, float] = {}
         self.changed = time.monotonic()
 
-    def carry_out(self, queue: list[Task]) -> None:
+    def carry_out(self, queue: list[Task], received: list[int]) -> None:
         """Run all tasks, then the rounds that are left of the repeats.
 
-        Raises `Interrupted` after everything that ran has been stopped and stored.
+        When a signal is `received`, all that runs is stopped and stored.
         """
         if queue or self.rounds_left():
             with child.environment(self.resources.threads):
                 child.warm_up(child.context(self.resources.device))
-        with signals() as received, self._announced():
+        with self._announced():
             waiting = list(reversed(self._through_gates(queue, received)))
             self._calibrate(waiting, received)
             self._seek_capacities(waiting, received)
@@ -164,7 +100,6 @@ class Run:
                 self._repeat(received)
             if received:
                 self._interrupt(received[0])
-                raise Interrupted(received[0])
 
     def _through_gates(self, queue: list[Task], received: list[int]) -> list[Task]:
         """The tasks that may run. Those whose variant is not what it says are rows after this.
@@ -197,14 +132,14 @@ class Run:
     def _calibrate(self, queue: list[Task], received: list[int]) -> None:
         """Learn what the device can do with each number of threads, while no trial disturbs it. Without, it is null."""
         lacking: dict[str, str] = {}
-        for threads in sorted({self._threads(task) for task in queue}):
+        for threads in sorted({self.rows.threads(task) for task in queue}):
             if received:
                 return
             known, why = calibration.calibrate(self.resources.device, threads, stopped=lambda: bool(received))
             self.peaks[threads] = calibration.peaks_of(known)
             # It was alone on the machine, and says nothing of trials that share it.
             self.aa[threads] = calibration.aa_columns(known) if self.resources.workers == 1 else {}
-            lacking |= known["lacking"] if why is None else dict.fromkeys(("decode_bandwidth_share", "mfu"), why)
+            lacking |= calibration.lacking(known) if why is None else dict.fromkeys(calibration.HELD_AGAINST, why)
         if queue and self.resources.workers > 1:
             lacking["energy_joules_per_token"] = "trials that run at once share it: --workers 1"
         if lacking:
@@ -217,16 +152,23 @@ class Run:
         for task in reversed(queue):
             if "profile" in task.phases and task.trial.variant.settings.profile.max_batch:
                 first.setdefault(task.trial.variant.name, task)
-        memory_bytes = capacity.available(self.resources.device) if first else None
+        if not first:
+            return
+        notes = capacity.Notes(
+            self.store.folder / _CAPACITY,
+            self.resources.device,
+            self.rows.software["torch"],
+            capacity.available(self.resources.device),
+        )
         for name, task in first.items():
             if received:
                 break
-            log, threads = str(self.store.log_path(task.trial.trial_id)), self._threads(task)
+            log, threads = str(self.store.log_path(task.trial.trial_id)), self.rows.threads(task)
             found = capacity.measure(
                 self.plans[name],
                 self.resources.device,
                 threads,
-                memory_bytes,
+                notes,
                 log,
                 lambda: bool(received),
                 partial(self._try, name),
@@ -234,14 +176,13 @@ class Run:
             self.capacities[name] = found
             for column, why in found.lacking.items():
                 _log.warning("not measured of %s: %s (%s)", name, column, why)
-        if first:
-            self.watcher.aside("")
+        self.watcher.aside("")
 
     def _try(self, name: str, size: str) -> None:
         self.watcher.aside(f"does a step fit: {name}, {size}")
 
-    def _threads(self, task: Task) -> int:
-        return task.trial.variant.settings.train.threads or self.resources.threads
+    def _known(self, task: Task, started: datetime) -> dict[str, Any]:
+        return self.rows.known(task, started, self.aa.get(self.rows.threads(task), {}))
 
     def rounds_left(self) -> list[int]:
         """The rounds that are left of the repeats, as far as trials have ended well by now."""
@@ -290,7 +231,7 @@ class Run:
         self.watcher.start(trial_id, _label(task.trial), task.trial.variant.settings.train.n_steps)
         log = checked.log.relative_to(self.store.folder).as_posix()
         ended = {"status": "gate_failed", "phase": "gates", "reason": fault, "log": log}
-        self._store(self._row(task, checked.began) | ended, {}, {})
+        self._store(self._known(task, checked.began) | ended, {}, {})
 
     @contextmanager
     def _announced(self) -> Iterator[None]:
@@ -312,10 +253,10 @@ class Run:
             settings=settings.model_dump(mode="json"),
             seed=trial.seed,
             device=self.resources.device,
-            threads=self._threads(task),
+            threads=self.rows.threads(task),
             phases=task.phases,
             log=str(self.store.log_path(trial.trial_id)),
-            peaks=self.peaks.get(self._threads(task), Peaks()),
+            peaks=self.peaks.get(self.rows.threads(task), Peaks()),
             alone=self.resources.workers == 1,
         )
         self.watcher.start(trial.trial_id, _label(trial), settings.train.n_steps)
@@ -359,14 +300,10 @@ class Run:
         wall, company = time.monotonic() - running.began, self.company.pop(trial_id, 0.0)
         before = task.kept.get("wall_seconds") or 0.0
         times = {"wall_seconds": before + wall, "trials_at_once": max(1.0, company / wall) if wall else 1.0}
-        ended = {"status": status, "phase": phase, "reason": reason}
         found = self.capacities.get(task.trial.variant.name, Capacity()) if "profile" in task.phases else Capacity()
-        known = self._row(task, started)
-        ran = _together(_staying(task, known.get("kernels")), running.columns.get("kernels"))
-        row = known | times | running.columns | found.columns | {"kernels": ran} | ended
-        row |= _conditions(task, row)
-        curves = _columns(self.store.curves(trial_id)) if task.kept and not running.curves else running.curves
-        self._store(row, curves, self._beside(task, _joined(running.profiles, found.rows)))
+        row = self.rows.ended(task, self._known(task, started) | times, running, found)
+        row |= {"status": status, "phase": phase, "reason": reason}
+        self._store(row, self.rows.curves(task, running), self.rows.profiles(task, running, found))
         self.failed |= status != "ok"
         return status
 
@@ -376,92 +313,10 @@ class Run:
         self.stored(row["trial_id"])
         self.watcher.finish(row["trial_id"], row["status"], _note(row))
 
-    def _beside(self, task: Task, new: Columns) -> Columns:
-        """What was measured now, after what is stored and stays: of a new profile that is what training measured."""
-        if not task.kept:
-            return new
-        stored = self.store.profiles(task.trial.trial_id).drop(columns="trial_id")
-        of_training = stored["phase"] == "train"
-        kept = stored[of_training if "profile" in task.phases else ~of_training].astype(object)
-        return _joined(_columns(kept.where(kept.notna(), None)), new)
-
-    def _row(self, task: Task, started: datetime) -> dict[str, Any]:
-        """What is known of a trial without having run it."""
-        trial, plan = task.trial, self.plans[task.trial.variant.name]
-        settings = trial.variant.settings
-        before = task.kept
-        if "profile" in task.phases:
-            before = {name: value for name, value in before.items() if name not in PROFILED}
-        profile_id = trial.profile_id if "profile" in task.phases else before.get("profile_id")
-        return {
-            **self.aa.get(self._threads(task), {}),
-            **before,
-            **self.software,
-            "experiment": self.experiment.name,
-            "variant": trial.variant.name,
-            "trial_id": trial.trial_id,
-            "profile_id": profile_id,
-            "seed": trial.seed,
-            "is_baseline": trial.variant.is_baseline,
-            "config": json.dumps(settings.model_dump(mode="json"), allow_nan=False),
-            "changes": json.dumps(trial.variant.changes, allow_nan=False),
-            "attempts": 1 + (task.stored["attempts"] if task.stored else 0),
-            "started_at": before.get("started_at") or started,
-            "log": self.store.log_path(trial.trial_id).relative_to(self.store.folder).as_posix(),
-            "params_total": plan.cost.params_total,
-            "params_active": plan.cost.params_active,
-            "params_embedding": plan.cost.params_embedding,
-            "flops_per_token": plan.cost.flops_per_token,
-            "kv_cache_bytes_per_token": plan.kv_cache_bytes_per_token,
-            "device": self.resources.device,
-            "threads": settings.train.threads or self.resources.threads,
-            "precision": settings.train.precision,
-            "corpus_sha256": self.experiment.corpus(trial.variant).sha256,
-        }
-
     def _interrupt(self, number: int) -> None:
         for trial_id, (_, running, _) in list(self.running.items()):
             running.stop(("interrupted", running.phase, f"the run got {signal.Signals(number).name}"))
             self._finish(trial_id)
-
-
-def _conditions(task: Task, row: dict[str, Any]) -> dict[str, Any]:
-    """Under what the profile was measured, and training: a new profile says nothing of the training before it."""
-    if "profile" not in task.phases:
-        return {}
-    of_training = {name: task.kept[name] for name in CONDITIONS} if task.kept else {}
-    return {"profile_conditions": json.dumps({name: row.get(name) for name in CONDITIONS}), **of_training}
-
-
-_STEPS = ("train", "optimizer")
-"""Of what ran by phase that which ran in training steps; the rest did in the profile."""
-
-
-def _staying(task: Task, kernels: str | None) -> str | None:
-    """What ran by phase, without what is measured anew."""
-    ran = json.loads(kernels or "{}").items()
-    return json.dumps({phase: names for phase, names in ran if (phase in _STEPS) == ("profile" in task.phases)})
-
-
-def _together(*kernels: str | None) -> str | None:
-    """What ran by phase, of several such columns."""
-    found = {phase: names for each in kernels if each for phase, names in json.loads(each).items()}
-    return json.dumps(found) if found else None
-
-
-def _columns(frame: pd.DataFrame) -> Columns:
-    return {str(name): list(values) for name, values in frame.items()}
-
-
-def _joined(first: Columns, second: Columns) -> Columns:
-    """The rows of both; what one has no column for is null there."""
-    sizes = [max(map(len, each.values()), default=0) for each in (first, second)]
-    return {
-        name: [
-            value for each, size in zip((first, second), sizes, strict=True) for value in each.get(name, [None] * size)
-        ]
-        for name in dict.fromkeys([*first, *second])
-    }
 
 
 def running_now(store: Store) -> list[str]:
@@ -487,23 +342,3 @@ def _note(row: dict[str, Any]) -> str:
     if (speed := row.get("train_tokens_per_second")) is not None:
         parts.append(f"{speed:,.0f} tokens/s")
     return "  ".join([*parts, f"{row['wall_seconds']:.0f} s"])
-
-
-@contextmanager
-def signals() -> Iterator[list[int]]:
-    """Collects the first SIGINT or SIGTERM, so that no write is torn by one; a second acts as it would without us."""
-    received: list[int] = []
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def note(number: int, _: FrameType | None) -> None:
-        received.append(number)
-        restore()
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        restore()

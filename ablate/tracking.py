@@ -25,7 +25,8 @@ from filelock import FileLock
 from ablate.mlflow_run import RunContent, run_content
 from ablate.mlflow_view import CURRENT_TAG, RUN_COLOUR_TAG, VIEW_TAG, run_colour, view_state
 from ablate.mlflow_view import comparison_links as comparison_links
-from ablate.results import ResultsError, Store, places
+from ablate.results import Store, places
+from ablate.tables import ResultsError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -229,7 +229,6 @@ class Trial:
             self.job.peaks.matmul_flops.get(recipe.precision),
             device.datasheet_flops(self.device, recipe.precision),
         )
-        self.problems += utilisation.impossible(shares)
         self._tell(
             {
                 "flops_per_token_counted": counted.forward,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +17,7 @@ from hypothesis import strategies as st
 
 import ablate
 from ablate import attempt, capacity, child, plan
-from ablate.capacity import FINEST, Answer, Largest, Tries, largest
+from ablate.capacity import FINEST, Answer, Largest, Notes, Tries, Try, largest
 from ablate.cli import main
 from ablate.experiment import Experiment
 from ablate.job import CapacityJob
@@ -100,6 +103,14 @@ def log(tmp_path: Path) -> str:
     return str(tmp_path / "tries.log")
 
 
+def notes(folder: Path, memory_bytes: int = MEMORY) -> Notes:
+    return Notes(folder / "notes.json", "cpu", "2", memory_bytes)
+
+
+def tries(plan: VariantPlan, path: Path) -> Tries:
+    return Tries(plan, "cpu", 1, Notes(path, "cpu", "2", MEMORY), str(path) + ".log", lambda: False, lambda size: None)
+
+
 def test_a_run_finds_the_largest_that_fit_whatever_the_order(
     experiment: Experiment, log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +132,7 @@ def test_a_run_finds_the_largest_that_fit_whatever_the_order(
     assert "### capacity" not in told
 
     for place, value in enumerate(map(int, (narrow, wide))):
-        alone = Tries(planned(experiment, place), "cpu", 1, MEMORY, log, lambda: False, lambda size: None)
+        alone = tries(planned(experiment, place), tmp_path / "alone.json")
         assert alone.at(value, 64).answer == "fits"
         assert alone.at(value + max(1, value // FINEST), 64).answer == "memory"
 
@@ -136,8 +147,8 @@ def test_a_run_finds_the_largest_that_fit_whatever_the_order(
     assert (one["memory_limit_bytes"] == MEMORY).all()
 
 
-def test_where_not_even_the_model_fits_nothing_does(experiment: Experiment, log: str) -> None:
-    found = capacity.measure(planned(experiment), "cpu", 1, 100_000, log)
+def test_where_not_even_the_model_fits_nothing_does(experiment: Experiment, log: str, tmp_path: Path) -> None:
+    found = capacity.measure(planned(experiment), "cpu", 1, notes(tmp_path, 100_000), log)
     assert found.columns == {
         **{"largest_batch": 0, "largest_batch_limit": "memory"},
         **{"largest_length": 0, "largest_length_limit": "memory"},
@@ -155,7 +166,7 @@ def test_what_goes_wrong_otherwise_is_told_and_no_figure_given(
     experiment: Experiment, log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends(monkeypatch, "crashed", "step", "KeyError: 'gone'")
-    found = capacity.measure(planned(experiment), "cpu", 1, MEMORY, log)
+    found = capacity.measure(planned(experiment), "cpu", 1, notes(tmp_path), log)
     assert found.columns == {}
     assert found.lacking["largest_batch"] == "a step of 1 x 64 tokens: KeyError: 'gone'"
 
@@ -164,15 +175,59 @@ def test_a_step_that_takes_too_long_is_no_lack_of_memory(
     experiment: Experiment, log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends(monkeypatch, "timeout", "step", "stopped before it was done")
-    found = capacity.measure(planned(experiment), "cpu", 1, MEMORY, log)
+    found = capacity.measure(planned(experiment), "cpu", 1, notes(tmp_path), log)
     assert found.columns["largest_batch_limit"] == "time"
 
 
-def test_a_try_is_ended_after_its_time(experiment: Experiment, log: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_try_is_ended_after_its_time(experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "LIMIT_SECONDS", 0.0)
-    assert (
-        Tries(planned(experiment), "cpu", 1, MEMORY, log, lambda: False, lambda size: None).at(1, 64).answer == "time"
-    )
+    assert tries(planned(experiment), tmp_path / "notes.json").at(1, 64).answer == "time"
+
+
+def test_a_search_that_was_cut_short_goes_on_where_it_was(
+    experiment: Experiment, log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with less memory kept back: all variants are sought under one limit, as long as that is there."""
+    done: list[tuple[int, int]] = []
+
+    def attempt(self: Tries, sequences: int, length: int) -> Try:
+        done.append((sequences, length))
+        size = sequences * length
+        return Try("fits" if size <= 4000 else "memory", 1e-3, 100 * size, 400_000)
+
+    monkeypatch.setattr(Tries, "_try", attempt)
+    whole = capacity.measure(planned(experiment), "cpu", 1, notes(tmp_path / "whole"), log)
+    order = list(done)
+    for cut in range(len(order)):
+        done.clear()
+        some = partial(attempt_or_stop, attempt, iter(range(cut)))
+        monkeypatch.setattr(Tries, "_try", lambda *given, some=some: some(*given))
+        with pytest.raises(KeyboardInterrupt):
+            capacity.measure(planned(experiment), "cpu", 1, notes(tmp_path / str(cut)), log)
+        monkeypatch.setattr(Tries, "_try", attempt)
+        again = notes(tmp_path / str(cut), MEMORY + 5)
+        assert again.memory_bytes == (MEMORY if cut else MEMORY + 5)
+        assert capacity.measure(planned(experiment), "cpu", 1, again, log) == whole
+        assert done == order
+
+
+def attempt_or_stop(attempt: Callable[..., Try], left: Iterator[int], *given: Any) -> Try:
+    if next(left, None) is None:
+        raise KeyboardInterrupt
+    return attempt(*given)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"device": "cuda"}, {"torch": "1"}, {"memory_bytes": MEMORY + 1}, {"tries": {"ab": [[1]]}}, {"tries": 3}],
+)
+def test_notes_that_do_not_hold_here_are_none(changed: dict[str, Any], tmp_path: Path) -> None:
+    written = {"device": "cpu", "torch": "2", "memory_bytes": MEMORY, "tries": {"ab": [[1, 64, "fits", 1.0, 2, 3]]}}
+    path = tmp_path / "notes.json"
+    path.write_text(json.dumps(written), encoding="utf-8")
+    assert Notes(path, "cpu", "2", MEMORY).known("ab") == {(1, 64): Try("fits", 1.0, 2, 3)}
+    path.write_text(json.dumps(written | changed), encoding="utf-8")
+    assert Notes(path, "cpu", "2", MEMORY).known("ab") == {}
 
 
 # --- One try ----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import os
 import signal
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -120,8 +121,8 @@ def test_a_sweep_says_once_what_it_cannot_measure(
         return ({}, "timeout") if threads == 4 else (known, None)
 
     monkeypatch.setattr(calibration, "calibrate", calibrate)
-    monkeypatch.setattr(Run, "_threads", lambda self, task: task)
     run = Run.__new__(Run)
+    run.rows = SimpleNamespace(threads=lambda task: task)
     run.resources, run.peaks, run.aa = Resources("cpu", 2, 1), {}, {}
     with caplog.at_level(logging.WARNING):
         run._calibrate([2, 1, 2, 4], [])  # type: ignore[list-item]
@@ -282,8 +283,8 @@ def test_trials_alone_on_the_machine_carry_its_check(monkeypatch: pytest.MonkeyP
     figures = {"step_seconds_p50": {"ratio_low": 0.98, "ratio_high": 1.01}}
     known = {"lacking": {}, "aa": {"figures": figures}}
     monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: (known, None))
-    monkeypatch.setattr(Run, "_threads", lambda self, task: task)
     run = Run.__new__(Run)
+    run.rows = SimpleNamespace(threads=lambda task: task)
     for workers, columns in ((1, {"aa_step_ratio_low": 0.98, "aa_step_ratio_high": 1.01}), (2, {})):
         run.resources, run.peaks, run.aa = Resources("cpu", workers, 1), {}, {}
         run._calibrate([2], [])  # type: ignore[list-item]

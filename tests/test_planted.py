@@ -138,4 +138,4 @@ def test_without_a_gpu_all_runs_and_what_is_null_is_told_once_with_its_reason(ru
         assert all(re.fullmatch(r"\(.+\)", why) for why in told.values())
         for column in ("gpu_uuid", "peak_allocated_bytes", "peak_reserved_bytes", "device_used_bytes"):
             assert done.trials[column].isna().all(), column
-        assert (done.trials["mfu"] > 0).all()
+        assert "mfu" in told or (done.trials["mfu"] > 0).all()

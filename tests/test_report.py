@@ -1036,15 +1036,26 @@ def test_points_that_a_log_axis_cannot_show_are_counted(tmp_path: Path) -> None:
 def test_a_device_that_was_held_back_or_shared_is_told(plain_text: Any) -> None:
     rows = [
         trial("baseline", 0, 2.5, throttle_reasons="none", other_load_cores=0.1, matmul_peak_flops=1e9),
-        trial("a", 0, 2.5, throttle_reasons="hw_slowdown,sw_power_cap", other_load_cores=1.26, matmul_peak_flops=2e9),
+        trial(
+            "a",
+            0,
+            2.5,
+            throttle_reasons="hw_slowdown,sw_power_cap",
+            other_load_cores=1.26,
+            matmul_peak_flops=2e9,
+            train_flops_per_token_counted=3e6,
+            train_tokens_per_second=700.0,
+        ),
     ]
     text = section(plain_text(results(rows)), "Read with care")
     assert "held back (hw_slowdown, sw_power_cap) while it trained a:" in text
     assert "Up to 1.3 cores were busy with something else" in text
+    assert "- a trained faster than the measured matmul peak allows" in text
     assert "Not the same measured matmul peak" in text
     quiet = [trial(name, 0, 2.5, throttle_reasons="none", other_load_cores=0.4) for name in ("baseline", "a")]
     text = plain_text(results(quiet))
     assert "held back" not in text
+    assert "matmul peak allows" not in text
     assert "cores were busy" not in text
 
 

@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ablate import results
-from ablate.results import ResultsError, Store, load
-from ablate.schema import CURVES, TRIALS
+from ablate.results import Store, load
+from ablate.schema import CURVES, SCHEMA_VERSION, TRIALS
+from ablate.tables import ResultsError
 
 CURVE: dict[str, list[Any]] = {
     "step": [1, 2],
@@ -94,7 +95,7 @@ def test_files_hold_plain_types_and_name_their_schema(store: Store) -> None:
     store.write_trial(row("a1"), CURVE, PROFILE)
     for kind in ("trials", "curves", "profiles"):
         schema = pq.read_schema(store.folder / kind / "a1.parquet")
-        assert schema.metadata[b"schema_version"] == str(results.SCHEMA_VERSION).encode()
+        assert schema.metadata[b"schema_version"] == str(SCHEMA_VERSION).encode()
         assert not [each for each in schema.types if pa.types.is_dictionary(each) or pa.types.is_nested(each)]
 
 
@@ -246,8 +247,8 @@ def test_curves_of_another_attempt_are_not_shown_with_the_row(store: Store, monk
         written.append(path)
         write(path, table)
 
-    write = results._write_table
-    monkeypatch.setattr(results, "_write_table", stop_before_the_row)
+    write = results.write_table
+    monkeypatch.setattr(results, "write_table", stop_before_the_row)
     with pytest.raises(KeyboardInterrupt):
         store.write_trial(row("a1", attempts=2), {**CURVE, "value": [9.0, 9.0]}, {})
     assert len(written) == 2
@@ -268,7 +269,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_rows(store: Store) -> None:
         "    global calls\n"
         "    calls += 1\n"
         "    if calls == int(sys.argv[2]): os.kill(os.getpid(), 9)\n"
-        "r.os.fsync = kill\n"
+        "os.fsync = kill\n"
         "row = dict(trial_id='a1', variant='baseline', status='ok', val_loss=2.0)\n"
         "r.Store(Path(sys.argv[1])).write_trial(row, {}, {})\n"
     )

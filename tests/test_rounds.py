@@ -18,13 +18,15 @@ from ablate import child, commands, rounds
 from ablate.cli import main
 from ablate.experiment import Experiment
 from ablate.interleaved import Rounds
+from ablate.interruption import signals
 from ablate.job import TimingJob
 from ablate.machine import Resources
 from ablate.progress import Progress
 from ablate.report import write_report
 from ablate.report.evidence import records
-from ablate.results import ResultsError, Store, load
-from ablate.runner import Interrupted, Run
+from ablate.results import Store, load
+from ablate.runner import Run
+from ablate.tables import ResultsError
 
 VARIANTS = """\
 variants:
@@ -120,7 +122,8 @@ def stored(experiment: Experiment, folder: Path, **statuses: str) -> Store:
 
 def carry_out(experiment: Experiment, store: Store, watcher: Any = None, **options: bool) -> Run:
     run = Run(experiment, [], store, Resources("cpu", 1, 1), watcher or Silent(), lambda trial: None, **options)
-    run.carry_out([])
+    with signals() as received:
+        run.carry_out([], received)
     return run
 
 
@@ -189,8 +192,7 @@ def test_an_interrupted_round_is_measured_anew(
     experiment = expand(VARIANTS)
     store = stored(experiment, tmp_path / "r")
     monkeypatch.setattr(FakeChild, "ends", ends)
-    with pytest.raises(Interrupted):
-        carry_out(experiment, store)
+    carry_out(experiment, store)
     assert set(repeats(store)["round"]) == {0}
     assert len(fakes.jobs) == 6
     before = repeats(store)
@@ -267,7 +269,8 @@ def test_rounds_of_another_device_or_torch_are_measured_anew_and_not_pooled(
     store = stored(more, tmp_path / "r")
     run = Run(more, [], store, Resources("cpu", 1, 1), Silent(), lambda trial: None, fail_fast=True)
     monkeypatch.setattr(FakeChild, "ends", lambda number: ("oom" if number == 9 else "ok", None, None))
-    run.carry_out([])
+    with signals() as received:
+        run.carry_out([], received)
     pooled = Rounds.latest(records(repeats(store)))
     assert pooled.numbers == [2]
     assert pooled.rows[0]["status"] == "oom", "a member that failed belongs to its round"

@@ -519,5 +519,5 @@ def test_the_server_of_children_is_warm_before_the_first_trial_counts(monkeypatc
     run.store = type("Nowhere", (), {"folder": Path("nowhere")})()
     monkeypatch.setattr(Run, "_wait", lambda self: False)
     monkeypatch.setattr(Run, "_repeat", lambda *_: order.append("repeat"))
-    run.carry_out([object()])
+    run.carry_out([object()], [])
     assert order == ["warm", "gates", "calibrate", "begin", "repeat"]

@@ -146,11 +146,17 @@ def measure(device: torch.device) -> dict[str, Any]:
 
 
 def calibrated(device: torch.device, *, anew: bool) -> dict[str, Any]:
-    """The kept calibration of this device, or else a new one, which is kept where that can be done."""
+    """The kept calibration of this device, or else a new one, which is kept where that can be done.
+
+    One that was made on a busy machine is made again the next time, and never takes the place of a calmer one.
+    """
     what = identity(device)
-    if not anew and (known := kept.read("calibration", what)):
+    known = kept.read("calibration", what)
+    if known and not anew and not kept.disturbance(known):
         return known
     found = measure(device)
+    if known and kept.disturbance(known) < kept.disturbance(found):
+        return found if anew else known
     kept.write("calibration", what, found)
     return found
 

@@ -9,11 +9,12 @@ import contextlib
 import hashlib
 import json
 import os
-import uuid
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ablate.files import write_json
 
 Kind = Literal["calibration", "aa"]
 
@@ -57,6 +58,16 @@ class _Check(_Kept):
 _SHAPES: dict[Kind, type[_Kept]] = {"calibration": _Calibration, "aa": _Check}
 
 
+CALM = 0.5
+"""Fewer cores that are busy with other programs do not count."""
+
+
+def disturbance(found: dict[str, Any]) -> float:
+    """The cores that other programs kept busy while it was measured; 0 where they do not count, or nobody tells."""
+    others = found.get("other_load_cores") or 0.0
+    return others if others >= CALM else 0.0
+
+
 def folder() -> Path:
     """The user's cache folder, or where ABLATE_CACHE says."""
     if own := os.environ.get("ABLATE_CACHE"):
@@ -76,12 +87,8 @@ def read(kind: Kind, what: dict[str, Any]) -> dict[str, Any] | None:
 
 def write(kind: Kind, what: dict[str, Any], found: dict[str, Any]) -> None:
     """Keep it, whole or not at all; in a home that cannot be written it is measured again the next time."""
-    file = _file(kind, what)
-    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
     with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(file)
+        write_json(_file(kind, what), found)
 
 
 def _file(kind: Kind, what: dict[str, Any]) -> Path:

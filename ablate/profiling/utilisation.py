@@ -21,7 +21,10 @@ def columns(
     peak: float | None,
     datasheet: float | None,
 ) -> dict[str, float | None]:
-    """From the FLOPs a token that training needed and executed, and both peaks in FLOPs a second."""
+    """From the FLOPs a token that training needed and executed, and both peaks in FLOPs a second.
+
+    A share over 1 cannot be, and is none: the peak was measured on a busy machine, or is of another device.
+    """
     return {
         "mfu": _share(tokens_per_second, needed, peak),
         "hfu": _share(tokens_per_second, executed, peak),
@@ -30,15 +33,6 @@ def columns(
     }
 
 
-def impossible(columns: dict[str, float | None]) -> list[str]:
-    """Shares over 1, each with what speaks against it."""
-    return [
-        f"{name} of {value:.0%} cannot be: the peak was measured on a busy machine, or of another device "
-        "(`ablate doctor` measures it anew)"
-        for name, value in columns.items()
-        if name in ("mfu", "hfu", "mfu_datasheet") and value is not None and value > 1
-    ]
-
-
 def _share(tokens_per_second: float | None, flops: float | None, peak: float | None) -> float | None:
-    return flops * tokens_per_second / peak if tokens_per_second and flops and peak else None
+    share = flops * tokens_per_second / peak if tokens_per_second and flops and peak else None
+    return None if share is None or share > 1 else share

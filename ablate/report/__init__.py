@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ablate.files import write_bytes
 from ablate.report import appendix, conditions, scaling, timing
 from ablate.report import summary as first_page
 from ablate.report.comparison import (
@@ -39,9 +39,9 @@ def write_report(results: Results, folder: Path, links: Mapping[str, str] | None
     evidence = evidence_of(results)
     sections, plots = _document(evidence, links or {})
     for name, svg in plots.items():
-        _replace(folder / PLOTS / name, svg)
+        write_bytes(folder / PLOTS / name, svg)
     path = folder / "report.md"
-    _replace(path, ("\n\n".join(sections) + "\n").encode("utf-8"))
+    write_bytes(path, ("\n\n".join(sections) + "\n").encode("utf-8"))
     _remove_stale_plots(folder / PLOTS, set(plots))
     return path
 
@@ -92,16 +92,6 @@ def _picture(plot: Plot, name: str, files: dict[str, bytes]) -> str:
         return plot.caption
     files[name] = plot.svg
     return f"![{escape(plot.title)}]({PLOTS}/{name})\n\n{plot.caption}"
-
-
-def _replace(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _remove_stale_plots(folder: Path, current: set[str]) -> None:

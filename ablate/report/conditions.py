@@ -173,6 +173,7 @@ def _cautions(evidence: Evidence) -> Iterator[str]:
     yield from _profiled_otherwise(evidence)
     yield from _held_back(evidence)
     yield from _busy_machine(evidence)
+    yield from _beyond_the_peak(evidence)
     yield from _withheld_timings(evidence)
     yield from executed.faults(evidence)
     for column, label in SAME_FOR_ALL.items():
@@ -285,6 +286,22 @@ def _busy_machine(evidence: Evidence) -> Iterator[str]:
             f"Up to {seen[1]:.1f} cores were busy with something else while a trial was measured, trials beside it "
             "among that: compare speeds and times with care."
         )
+
+
+def _beyond_the_peak(evidence: Evidence) -> Iterator[str]:
+    """Trials that did more than their device is known to be able to do, so that their share of it is none."""
+    names = [each.name for each in evidence.variants if any(map(_is_beyond_the_peak, each.rows))]
+    if names:
+        yield (
+            f"{list_of(names)} trained faster than the measured matmul peak allows, so that no utilisation is given: "
+            "the peak was measured on a busy machine, or is of another device (`ablate doctor` measures it anew)."
+        )
+
+
+def _is_beyond_the_peak(row: Row) -> bool:
+    flops, speed = finite(row.get("train_flops_per_token_counted")), finite(row.get("train_tokens_per_second"))
+    peak = finite(row.get("matmul_peak_flops"))
+    return flops is not None and speed is not None and peak is not None and flops * speed > peak
 
 
 def _withheld_timings(evidence: Evidence) -> Iterator[str]:

@@ -15,7 +15,8 @@ from typing import Any
 import pandas as pd
 
 import ablate
-from ablate.results import Results, ResultsError
+from ablate.results import Results
+from ablate.tables import ResultsError
 from gpu_checks.ledger import OUT_OF_TIME, Failed, Late, Setup, Skipped
 
 ROOT = Path(__file__).resolve().parent.parent.parent
