@@ -98,7 +98,8 @@ def _conditions(task: Task, row: dict[str, Any]) -> dict[str, Any]:
     if "profile" not in task.phases:
         return {}
     of_training = {name: task.kept[name] for name in CONDITIONS} if task.kept else {}
-    return {"profile_conditions": json.dumps({name: row.get(name) for name in CONDITIONS}), **of_training}
+    seen = json.loads(row.get("profile_conditions") or "{}")
+    return {"profile_conditions": json.dumps(seen | {name: row.get(name) for name in CONDITIONS}), **of_training}
 
 
 _STEPS = ("train", "optimizer")

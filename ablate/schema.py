@@ -31,7 +31,7 @@ PROFILED = (
     *("prefill_tokens_per_second", "prefill_seconds_p50", "time_to_first_token_seconds_p50"),
     *("decode_tokens_per_second", "decode_seconds_per_token_p50", "decode_bandwidth_share"),
     *("decode_energy_joules_per_token", "kv_cache_bytes_measured", "kv_cache_bytes_allocated", "kv_cache_bytes_held"),
-    *("largest_batch", "largest_batch_limit", "largest_length", "largest_length_limit"),
+    *("largest_batch", "largest_batch_limit", "largest_length", "largest_length_limit", "profile_conditions"),
 )
 """Columns of a profile: a new one leaves nothing of an older one."""
 

@@ -1018,6 +1018,17 @@ def test_times_and_speeds_of_two_trials_tell_the_same(plain_text: Any) -> None:
     assert table[1] == ["baseline", "1", "512", "4.000", "250.0", "2"]
 
 
+def test_what_went_on_around_a_profile_is_told_too(plain_text: Any) -> None:
+    around = {"throttle_reasons": "container_quota", "other_load_cores": 0.8}
+    rows = [
+        trial("baseline", 0, 2.5, throttle_reasons="none", other_load_cores=0.1, profile_conditions=json.dumps(around)),
+        trial("a", 0, 2.5, throttle_reasons="thermal", profile_conditions=json.dumps({"throttle_reasons": None})),
+    ]
+    text = section(plain_text(results(rows)), "Read with care")
+    assert "held back (container_quota, thermal) while these were measured: baseline, a." in text
+    assert "Up to 0.8 cores were busy with something else" in text
+
+
 def test_points_that_a_log_axis_cannot_show_are_counted(tmp_path: Path) -> None:
     rows = [trial("baseline", 0, 2.5), trial("a", 0, 2.5), trial("_b$c$", 0, 2.5)]
     variants = [
@@ -1048,7 +1059,7 @@ def test_a_device_that_was_held_back_or_shared_is_told(plain_text: Any) -> None:
         ),
     ]
     text = section(plain_text(results(rows)), "Read with care")
-    assert "held back (hw_slowdown, sw_power_cap) while it trained a:" in text
+    assert "held back (hw_slowdown, sw_power_cap) while these were measured: a." in text
     assert "Up to 1.3 cores were busy with something else" in text
     assert "- a trained faster than the measured matmul peak allows" in text
     assert "Not the same measured matmul peak" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from ablate.objectives import Batch, Objective
 from ablate.profiling import decode, kernels, lengths
 from ablate.profiling.clock import Clock, clock_for
 from ablate.profiling.energy import EnergyMeter, decode_joules_per_token
+from ablate.profiling.surroundings import Surroundings
 from ablate.settings import DecodeSettings, ProfileSettings, VariantSettings
 from ablate.train import on_device
 
@@ -51,10 +53,27 @@ class ProfilePhase:
         wrong = decode.cache_mismatch(model, asked.decode, self._prompts) if asked.decode else None
         if wrong:
             return wrong, []
+        around = Surroundings(self.device)
+        around.begin()
+        problems = self._measure(model, asked, precision, clock, around.sample)
+        around.sample()
+        self.tell({"profile_conditions": json.dumps(around.columns())})
+        return None, problems
+
+    def _measure(
+        self,
+        model: Transformer,
+        asked: ProfileSettings,
+        precision: str,
+        clock: Clock,
+        between: Callable[[], None],
+    ) -> list[str]:
+        """Measure and tell; what is wrong. `between` is called where nothing is measured."""
         timed = decode.as_served(model, precision)
         found = decode.profile(timed, asked, precision, self._prompts, clock, self.peaks.copy_bytes_per_second)
         self.keep(found.rows)
         self.tell(found.columns)
+        between()
         if asked.prefill:
             first = self._prompts(asked.prefill.batch[0], asked.prefill.tokens[0])
             self.ran(prefill=kernels.prefill_kernels(timed, first))
@@ -66,7 +85,7 @@ class ProfilePhase:
         if asked.lengths:
             recipe = self.settings.train
             self.keep([*lengths.profile(model, timed, recipe, asked.lengths, asked.rounds, self._sequence, clock)])
-        return None, found.problems
+        return found.problems
 
     def _prompts(self, batch: int, tokens: int) -> torch.Tensor:
         return held_out_tokens(self.corpus, batch, tokens, self.device)

@@ -268,24 +268,31 @@ def _held_back(evidence: Evidence) -> Iterator[str]:
     reasons: dict[str, None] = {}
     names: dict[str, None] = {}
     for variant, row in evidence.rows:
-        found = row.get("throttle_reasons")
-        if found is not None and found != "none":
-            reasons |= dict.fromkeys(str(found).split(","))
-            names[variant.name] = None
+        for found in (moment.get("throttle_reasons") for moment in _moments(row)):
+            if found is not None and found != "none":
+                reasons |= dict.fromkeys(str(found).split(","))
+                names[variant.name] = None
     if names:
         yield (
-            f"The device was held back ({escape(', '.join(reasons))}) while it trained {list_of(list(names))}: "
-            "compare speeds with care."
+            f"The device was held back ({escape(', '.join(reasons))}) while these were measured: "
+            f"{list_of(list(names))}. Compare speeds with care."
         )
 
 
 def _busy_machine(evidence: Evidence) -> Iterator[str]:
-    seen = evidence.range_of("other_load_cores")
-    if seen and seen[1] > OTHER_LOAD:
+    rows = [row for _, row in evidence.rows if row.get("status") == "ok"]
+    loads = [finite(moment.get("other_load_cores")) for row in rows for moment in _moments(row)]
+    most = max((load for load in loads if load is not None), default=0.0)
+    if most > OTHER_LOAD:
         yield (
-            f"Up to {seen[1]:.1f} cores were busy with something else while a trial was measured, trials beside it "
+            f"Up to {most:.1f} cores were busy with something else while a trial was measured, trials beside it "
             "among that: compare speeds and times with care."
         )
+
+
+def _moments(row: Row) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """What went on around the training of a trial, and around its profile."""
+    return row, json.loads(row.get("profile_conditions") or "{}")
 
 
 def _beyond_the_peak(evidence: Evidence) -> Iterator[str]:
