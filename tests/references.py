@@ -14,7 +14,7 @@ from ablate import grid, registry
 from ablate.choice import Choice, Faults
 from ablate.feed_forward._balance import balance, choices
 from ablate.model import ModelCache, Transformer
-from ablate.settings import ModelSettings, resolved, typed
+from ablate.settings import ModelSettings, VariantSettings, resolved, typed
 
 torch.set_num_threads(1)  # on tensors this small a second thread only costs
 
@@ -40,6 +40,58 @@ def tiny(**changes: Any) -> ModelSettings:
     train = {"steps": 1, "batch_tokens": 16, "seq_len": 1}
     tree = {"model": model | changes, "data": {"name": "cycle"}, "train": train, "profile": {}}
     return resolved(typed(tree)).model
+
+
+SMALL: dict[str, Any] = {
+    "d_model": 32,
+    "n_layers": 2,
+    "n_heads": 4,
+    "max_seq_len": 32,
+    "vocab_size": 32,
+    "attention": "mha",
+    "position": "rope",
+    "feed_forward": "gelu",
+    "norm": "layer_norm",
+    "block": "pre_norm",
+}
+"""A model to be measured, as a file has it."""
+
+
+def to_measure(model: dict[str, Any] | None = None, **profile: Any) -> VariantSettings:
+    """A variant whose profile asks for that."""
+    train = {"steps": 20, "batch_tokens": 64, "eval_every": 10}
+    data = {"name": "random_tokens", "vocab_size": 32}
+    return resolved(typed({"model": SMALL | (model or {}), "train": train, "data": data, "profile": profile}))
+
+
+class Parent:
+    """Takes messages as the runner does."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[Any, ...]] = []
+
+    def send(self, message: tuple[Any, ...]) -> None:
+        self.messages.append(message)
+
+    def of(self, kind: str) -> list[Any]:
+        return [message[1] for message in self.messages if message[0] == kind]
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        return {name: value for columns in self.of("columns") for name, value in columns.items()}
+
+    @property
+    def outcome(self) -> tuple[str, str, str]:
+        assert [message[0] for message in self.messages].count("outcome") == 1
+        assert self.messages[-1][0] == "outcome"
+        return self.messages[-1][1:]
+
+    def table(self, kind: str) -> list[dict[str, Any]]:
+        return [
+            dict(zip(message, row, strict=True))
+            for message in self.of(kind)
+            for row in zip(*message.values(), strict=True)
+        ]
 
 
 CHOICES = [(slot, name) for slot in registry.SLOTS for name in registry.names(slot)]

@@ -14,6 +14,7 @@ import torch
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from references import Parent
 
 import ablate
 from ablate import attempt, capacity, child, plan
@@ -231,15 +232,6 @@ def test_notes_that_do_not_hold_here_are_none(changed: dict[str, Any], tmp_path:
 
 
 # --- One try ----------------------------------------------------------------------------------------------------------
-
-
-class Parent:
-    def __init__(self) -> None:
-        self.columns: dict[str, Any] = {}
-
-    def send(self, message: tuple[Any, ...]) -> None:
-        if message[0] == "columns":
-            self.columns |= message[1]
 
 
 @pytest.mark.parametrize(

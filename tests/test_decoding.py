@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from references import to_measure
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -17,29 +18,9 @@ from ablate.choice import Faults
 from ablate.model import Transformer, build
 from ablate.profiling import bandwidth, decode, kernels, paths
 from ablate.profiling.clock import Clock
-from ablate.settings import DecodeSettings, VariantSettings, resolved, typed
-
-MODEL = {
-    "d_model": 32,
-    "n_layers": 2,
-    "n_heads": 4,
-    "max_seq_len": 32,
-    "vocab_size": 32,
-    "attention": "mha",
-    "position": "rope",
-    "feed_forward": "gelu",
-    "norm": "layer_norm",
-    "block": "pre_norm",
-}
-
+from ablate.settings import DecodeSettings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def variant(model: dict[str, Any] | None = None, **profile: Any) -> VariantSettings:
-    train = {"steps": 20, "batch_tokens": 64, "eval_every": 10}
-    data = {"name": "random_tokens", "vocab_size": 32}
-    return resolved(typed({"model": MODEL | (model or {}), "train": train, "data": data, "profile": profile}))
 
 
 def prompts(batch: int, tokens: int) -> torch.Tensor:
@@ -92,7 +73,7 @@ def test_a_number_of_new_tokens_is_a_list_of_one() -> None:
 )
 def test_what_cannot_be_decoded_is_told_with_its_cure(decode_: dict[str, Any], said: str, cure: str) -> None:
     with pytest.raises(Faults) as caught:
-        variant(decode=decode_)
+        to_measure(decode=decode_)
     (fault,) = caught.value.faults
     assert said in fault.message
     assert cure in fault.cure
@@ -100,7 +81,7 @@ def test_what_cannot_be_decoded_is_told_with_its_cure(decode_: dict[str, Any], s
 
 
 def test_every_cell_has_its_own_first_token_and_its_single_rounds() -> None:
-    settings = variant(decode={"batch": [1, 2], "context": [8], "new_tokens": [3, 1]}, rounds=2)
+    settings = to_measure(decode={"batch": [1, 2], "context": [8], "new_tokens": [3, 1]}, rounds=2)
     model, scripted = build(settings.model), Scripted()
     scripted.costs(model)
     found = decode.profile(model, settings.profile, "fp32", prompts, scripted.clock)
@@ -124,7 +105,7 @@ def test_every_cell_has_its_own_first_token_and_its_single_rounds() -> None:
 
 
 def test_one_new_token_has_a_first_and_no_further_ones() -> None:
-    settings = variant(decode={"context": [8], "new_tokens": [1, 3]}, rounds=1)
+    settings = to_measure(decode={"context": [8], "new_tokens": [1, 3]}, rounds=1)
     model, scripted = build(settings.model), Scripted()
     scripted.costs(model)
     found = decode.profile(model, settings.profile, "fp32", prompts, scripted.clock, 1e9)
@@ -143,7 +124,7 @@ def test_bytes_of_a_step_by_hand() -> None:
     """One layer of width 8, 2 heads of which keys and values are 1, feed-forward 16, 11 tokens, no biases."""
     small = {"d_model": 8, "n_layers": 1, "n_heads": 2, "max_seq_len": 64, "vocab_size": 32, "norm": "rms_norm"}
     small |= {"attention": "mqa", "feed_forward": {"name": "swiglu", "d_ff": 16}}
-    settings = variant(small).model
+    settings = to_measure(small).model
     q, kv, out = 8 * 8, 2 * 8 * 4, 8 * 8
     gate_up_down, norms, head = 3 * 8 * 16, 3 * 8, 8 * 32
     weights = q + kv + out + gate_up_down + norms + head
@@ -151,9 +132,9 @@ def test_bytes_of_a_step_by_hand() -> None:
     cache = 3 * (20 + 5) * 2 * 4  # sequences, tokens in the middle of 10 new ones, key and value of one head of 4
     assert bandwidth.step_bytes(settings, 3, 20, 10, "fp32") == 4 * (weights + 3 * 8 + cache)
     assert bandwidth.step_bytes(settings, 3, 20, 11, "bf16") == 2 * (weights + 3 * 8 + cache)
-    tied = variant(small | {"tie_embeddings": True}).model
+    tied = to_measure(small | {"tie_embeddings": True}).model
     assert bandwidth.weight_elements(tied, 3) == weights, "what is looked up is in the head, which is read"
-    learned = variant(small | {"position": "learned"}).model
+    learned = to_measure(small | {"position": "learned"}).model
     assert bandwidth.weight_elements(learned, 3) == weights + 3 * 8 + 8
 
 
@@ -165,7 +146,7 @@ def test_a_share_is_bytes_a_second_by_those_of_a_copy() -> None:
 
 
 def test_the_share_of_a_cell() -> None:
-    settings = variant(decode={"batch": [2], "context": [8], "new_tokens": [3]}, rounds=2)
+    settings = to_measure(decode={"batch": [2], "context": [8], "new_tokens": [3]}, rounds=2)
     model, scripted = build(settings.model), Scripted()
     scripted.costs(model)
     found = decode.profile(model, settings.profile, "fp32", prompts, scripted.clock, 1e6)
@@ -177,17 +158,17 @@ def test_the_share_of_a_cell() -> None:
 
 
 def test_of_experts_only_one_sequence_tells_what_is_read() -> None:
-    settings = variant({"feed_forward": {"name": "moe", "n_experts": 4, "top_k": 1}}).model
-    every = variant({"feed_forward": {"name": "moe", "n_experts": 4, "top_k": 4}}).model
+    settings = to_measure({"feed_forward": {"name": "moe", "n_experts": 4, "top_k": 1}}).model
+    every = to_measure({"feed_forward": {"name": "moe", "n_experts": 4, "top_k": 4}}).model
     assert bandwidth.weight_elements(settings, 1) < bandwidth.weight_elements(every, 1)
     assert bandwidth.weight_elements(settings, 2) is None
     assert bandwidth.weight_elements(every, 2) == bandwidth.weight_elements(every, 1) + 32
 
 
 def test_what_is_not_known_is_null(monkeypatch: pytest.MonkeyPatch) -> None:
-    crossed = variant({"family": "encoder_decoder", "vocab_size": 33}).model
+    crossed = to_measure({"family": "encoder_decoder", "vocab_size": 33}).model
     assert bandwidth.step_bytes(crossed, 1, 8, 4, "fp32") is None
-    settings = variant()
+    settings = to_measure()
     kind = type(settings.model.attention)
     assert bandwidth.step_bytes(settings.model, 1, 8, 4, "fp32") > 0
     monkeypatch.setattr(kind, "cache_elements", lambda *_: None)
@@ -217,7 +198,7 @@ class Met(TorchDispatchMode):
 def test_the_weights_of_a_step_are_those_that_it_meets(attention: str, tied: bool) -> None:
     rotates = "rotate" in registry.config_class("attention", attention).offers
     changed = {"attention": attention, "position": "rope" if rotates else "none", "tie_embeddings": tied}
-    model = build(variant(changed).model).eval()
+    model = build(to_measure(changed).model).eval()
     writer = decode.Writer(model, prompts(2, 8), 2)
     with torch.no_grad():
         writer.read()
@@ -250,7 +231,7 @@ def test_each_way_is_taken_and_the_settings_choice_comes_first_and_comes_back() 
 
 
 def test_with_one_way_there_is_none_to_name() -> None:
-    model = build(variant().model)
+    model = build(to_measure().model)
     assert paths.ways(model) == [()]
     assert paths.name_of(()) is None
 
@@ -258,7 +239,7 @@ def test_with_one_way_there_is_none_to_name() -> None:
 @pytest.mark.parametrize("chosen", ["absorbed", "expanded"])
 def test_a_latent_is_read_both_ways_and_a_slow_one_is_told(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     attention = {"name": "mla", "decode": chosen}
-    settings = variant({"attention": attention}, decode={"context": [8], "new_tokens": [3, 5]}, rounds=2)
+    settings = to_measure({"attention": attention}, decode={"context": [8], "new_tokens": [3, 5]}, rounds=2)
     model, scripted = build(settings.model), Scripted()
     for way, seconds in (("_absorbed", 1.0), ("_expanded", 4.0)):
         took = getattr(LatentAttention, way)
@@ -281,7 +262,7 @@ def test_a_latent_is_read_both_ways_and_a_slow_one_is_told(chosen: str, monkeypa
 
 
 def test_both_ways_give_the_same_logits() -> None:
-    model = build(variant({"attention": "mla"}).model).double().eval()
+    model = build(to_measure({"attention": "mla"}).model).double().eval()
     tokens, given = prompts(2, 12), []
     for way in paths.ways(model):
         with paths.taking(model, way), torch.no_grad():
@@ -296,7 +277,7 @@ def test_both_ways_give_the_same_logits() -> None:
 
 def test_a_way_that_is_wrong_is_found_also_where_the_settings_choose_another(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = {"name": "mla", "decode": "expanded"}
-    settings = variant({"attention": attention}, decode={"context": [8], "new_tokens": 4})
+    settings = to_measure({"attention": attention}, decode={"context": [8], "new_tokens": 4})
     model, absorbed = build(settings.model), LatentAttention._absorbed
     assert decode.cache_mismatch(model, settings.profile.decode, prompts) is None
     monkeypatch.setattr(LatentAttention, "_absorbed", lambda self, *given: 1.1 * absorbed(self, *given))
@@ -308,7 +289,7 @@ def test_a_way_that_is_wrong_is_found_also_where_the_settings_choose_another(mon
 
 def test_a_cache_that_is_wrong_only_in_the_longest_cell_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = {"context": [8, 24, 12], "new_tokens": [2, 4]}
-    settings = variant(decode=cells)
+    settings = to_measure(decode=cells)
     model, forward = build(settings.model), GroupedQueryAttention.forward
     assert decode.cache_mismatch(model, settings.profile.decode, prompts) is None
 
@@ -317,5 +298,5 @@ def test_a_cache_that_is_wrong_only_in_the_longest_cell_is_found(monkeypatch: py
 
     monkeypatch.setattr(GroupedQueryAttention, "forward", late)
     assert "logits differ" in str(decode.cache_mismatch(model, settings.profile.decode, prompts))
-    of_first = variant(decode={"context": [8], "new_tokens": [2]})
+    of_first = to_measure(decode={"context": [8], "new_tokens": [2]})
     assert decode.cache_mismatch(model, of_first.profile.decode, prompts) is None

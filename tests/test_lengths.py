@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from references import SMALL
 
 from ablate.choice import Faults
 from ablate.model import Transformer, build
@@ -16,18 +17,7 @@ from ablate.profiling.clock import Clock, clock_for
 from ablate.settings import VariantSettings, resolved, typed
 from ablate.stats import power_law
 
-MODEL = {
-    "d_model": 32,
-    "n_layers": 1,
-    "n_heads": 4,
-    "max_seq_len": 512,
-    "vocab_size": 33,
-    "attention": "mha",
-    "position": "rope",
-    "feed_forward": "gelu",
-    "norm": "layer_norm",
-    "block": "pre_norm",
-}
+MODEL = SMALL | {"n_layers": 1, "max_seq_len": 512, "vocab_size": 33}
 STEADY = Clock(lambda: 0.0, lambda a, b: 1.0)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from references import SMALL, to_measure
 from torch import nn
 
 from ablate import cost, registry
@@ -18,31 +19,13 @@ from ablate.model import Transformer, build
 from ablate.objectives import objective_of
 from ablate.profiling import clock, decode, device, flops, kernels, live, memory
 from ablate.profiling.watch import Watch
-from ablate.settings import VariantSettings, resolved, typed
+from ablate.settings import resolved, typed
 from ablate.train import Learner, state_of, train
 
-MODEL = {
-    "d_model": 32,
-    "n_layers": 2,
-    "n_heads": 4,
-    "max_seq_len": 32,
-    "vocab_size": 32,
-    "attention": "mha",
-    "position": "rope",
-    "feed_forward": "gelu",
-    "norm": "layer_norm",
-    "block": "pre_norm",
-}
 CPU = torch.device("cpu")
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def variant(model: dict[str, Any] | None = None, **profile: Any) -> VariantSettings:
-    train = {"steps": 20, "batch_tokens": 64, "eval_every": 10}
-    data = {"name": "random_tokens", "vocab_size": 32}
-    return resolved(typed({"model": MODEL | (model or {}), "train": train, "data": data, "profile": profile}))
 
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -173,7 +156,7 @@ def test_a_single_value_has_no_spread() -> None:
 def test_training_is_told_part_by_part_with_every_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    settings = variant()
+    settings = to_measure()
     watch = Watch(settings.train, CPU, 0.0, lambda _: None, lambda *_: None)
     for step in range(1, 21):
         with watch.step():
@@ -218,7 +201,7 @@ def test_what_training_really_does_is_charged_to_its_own_part(monkeypatch: pytes
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     monkeypatch.setattr(Batches, "batch", late)
     monkeypatch.setattr(Learner, "_step", stepping)
-    settings = variant()
+    settings = to_measure()
     settings = settings.model_copy(update={"train": settings.train.model_copy(update={"accumulate": 2})})
     model = build(settings.model)
     model.register_forward_pre_hook(lambda *_: takes(5.0 if model.training else 100.0))
@@ -246,7 +229,7 @@ def test_what_training_really_does_is_charged_to_its_own_part(monkeypatch: pytes
 def test_who_watches_changes_no_number() -> None:
     from test_train import Notes, batches_of, held_out_of
 
-    settings = variant({"dropout": 0.1, "feed_forward": "moe"})
+    settings = to_measure({"dropout": 0.1, "feed_forward": "moe"})
     settings = settings.model_copy(update={"train": settings.train.model_copy(update={"accumulate": 2})})
     points: list[Any] = []
     watch = Watch(settings.train, CPU, 0.0, lambda _: None, lambda *point: points.append(point))
@@ -265,7 +248,7 @@ def test_what_lies_between_steps_is_in_speeds_and_in_no_step_and_evaluation_in_n
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    settings, phases = variant(), []
+    settings, phases = to_measure(), []
     watch = Watch(settings.train, CPU, 0.0, phases.append, lambda *_: None)
     now[0] = 7.0
     for step in range(20):
@@ -289,7 +272,7 @@ def test_what_lies_between_steps_is_in_speeds_and_in_no_step_and_evaluation_in_n
 def test_what_the_allocator_did_is_read_before_anything_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     retries = [1.0]
     monkeypatch.setattr(memory, "allocator_facts", lambda _: {"allocator_retries": retries[0]})
-    watch = Watch(variant().train, CPU, 0.0, lambda _: None, lambda *_: None)
+    watch = Watch(to_measure().train, CPU, 0.0, lambda _: None, lambda *_: None)
     watch.columns()
     retries[0] = 7.0  # a pass that is looked at operator by operator
     assert watch.rows() == [{"metric": "allocator_retries", "value": 1.0}]
@@ -298,7 +281,7 @@ def test_what_the_allocator_did_is_read_before_anything_else_runs(monkeypatch: p
 def test_steps_alone_wait_for_the_device_as_often_as_training(monkeypatch: pytest.MonkeyPatch) -> None:
     from test_train import Notes, batches_of, held_out_of
 
-    settings, every = variant(), 3
+    settings, every = to_measure(), 3
     read: list[int] = []
 
     def seen(measures: Any) -> list[float]:
@@ -325,7 +308,7 @@ class Counting:
 
     def __init__(self) -> None:
         self.now, self.fed = 0.0, []
-        self.settings = variant().model
+        self.settings = to_measure().model
 
     def new_cache(self, batch: int, tokens: int, source_tokens: int) -> Cache:
         assert source_tokens == 0
@@ -369,7 +352,7 @@ def by_cell(found: decode.Profile) -> dict[tuple[str, int, int, str], float]:
 
 
 def test_every_cell_is_measured_and_the_first_gives_the_columns() -> None:
-    settings = variant(
+    settings = to_measure(
         prefill={"batch": [1, 2], "tokens": [8]}, decode={"batch": [2, 1], "context": [8, 12], "new_tokens": 4}
     )
     ticks = [0.0]
@@ -396,7 +379,7 @@ def test_every_cell_is_measured_and_the_first_gives_the_columns() -> None:
 @pytest.mark.parametrize("attention", registry.names("attention"))
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_every_cache_holds_what_it_promised(attention: str, precision: str) -> None:
-    settings = variant(with_attention(attention), decode={"context": [8], "new_tokens": 4}, rounds=1)
+    settings = to_measure(with_attention(attention), decode={"context": [8], "new_tokens": 4}, rounds=1)
     model = build(settings.model)
     assert decode.cache_mismatch(model, settings.profile.decode, prompts) is None
     model = model if precision == "fp32" else decode.copy_as(model, torch.bfloat16)
@@ -415,7 +398,7 @@ def test_every_cache_holds_what_it_promised(attention: str, precision: str) -> N
     ],
 )
 def test_a_cache_holds_what_it_promised_of_sources_and_windows(model: dict[str, Any]) -> None:
-    settings = variant(model, decode={"batch": [2], "context": [10], "new_tokens": 4}, rounds=1)
+    settings = to_measure(model, decode={"batch": [2], "context": [10], "new_tokens": 4}, rounds=1)
     built = build(settings.model)
     assert decode.cache_mismatch(built, settings.profile.decode, prompts) is None
     found = decode.profile(built, settings.profile, "fp32", prompts, clock.clock_for(CPU))
@@ -425,7 +408,7 @@ def test_a_cache_holds_what_it_promised_of_sources_and_windows(model: dict[str, 
 
 
 def test_an_encoder_decoder_reads_its_source_once_and_starts_from_the_start_token() -> None:
-    settings = variant(FAMILIES["encoder_decoder"]).model
+    settings = to_measure(FAMILIES["encoder_decoder"]).model
     model, source = build(settings).eval(), prompts(2, 9)
     encoded: list[int] = []
     model.encoder.register_forward_hook(lambda *_: encoded.append(1))
@@ -440,7 +423,7 @@ def test_an_encoder_decoder_reads_its_source_once_and_starts_from_the_start_toke
 
 
 def test_a_source_that_is_read_again_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = variant(FAMILIES["encoder_decoder"], decode={"context": [8], "new_tokens": 4})
+    settings = to_measure(FAMILIES["encoder_decoder"], decode={"context": [8], "new_tokens": 4})
     model = build(settings.model)
     forward = type(model.decoder.layers[0].cross_attention).forward
 
@@ -456,7 +439,7 @@ def test_a_source_that_is_read_again_wrongly_is_found(monkeypatch: pytest.Monkey
 def test_what_cannot_write_is_read_alone(model: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Transformer, "new_cache", None)
     cells = {"prefill": {"batch": [1, 2], "tokens": [8]}, "decode": {"context": [8], "new_tokens": 4}}
-    asked = variant(model, **cells)
+    asked = to_measure(model, **cells)
     assert decode.refusal(asked.model)
     settings = decode.feasible(asked)
     assert settings.profile.decode is None
@@ -469,13 +452,13 @@ def test_what_cannot_write_is_read_alone(model: dict[str, Any], monkeypatch: pyt
 
 @pytest.mark.parametrize("family", ["decoder", "encoder_decoder"])
 def test_what_can_write_does_all_that_is_asked(family: str) -> None:
-    asked = variant(FAMILIES[family], decode={"context": [8], "new_tokens": 4})
+    asked = to_measure(FAMILIES[family], decode={"context": [8], "new_tokens": 4})
     assert decode.refusal(asked.model) is None
     assert decode.feasible(asked) == asked
 
 
 def test_the_first_round_is_warm_up_and_the_rest_give_median_and_spread() -> None:
-    settings = variant(prefill={"tokens": [8]}, rounds=3)
+    settings = to_measure(prefill={"tokens": [8]}, rounds=3)
     marks = [0.0, 100.0, 100.0, *(x for i, t in enumerate((1.0, 2.0, 4.0)) for x in (i * 10, i * 10 + t, i * 10 + t))]
     found = decode.profile(build(settings.model), settings.profile, "fp32", prompts, fake(marks))
     row = next(row for row in found.rows if row["metric"] == "prefill_seconds_p50")
@@ -486,14 +469,14 @@ def test_the_first_round_is_warm_up_and_the_rest_give_median_and_spread() -> Non
 
 @pytest.mark.parametrize("model", [{}, FAMILIES["encoder_decoder"], {"attention": {"name": "gqa", "window": 4}}])
 def test_memory_holds_what_the_cache_has_room_for(model: dict[str, Any]) -> None:
-    settings = variant(model | {"feed_forward": "moe"})
+    settings = to_measure(model | {"feed_forward": "moe"})
     model = build(settings.model).eval()
     run = decode.generate(model, prompts(2, 10), 4, clock.clock_for(CPU))
     assert decode.held_bytes(model, prompts(2, 10), 4) == run.allocated_bytes > 0
 
 
 def test_what_is_kept_beside_the_cache_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = variant({"attention": "mla"}, decode={"context": [8], "new_tokens": 4}, rounds=1)
+    settings = to_measure({"attention": "mla"}, decode={"context": [8], "new_tokens": 4}, rounds=1)
     model = build(settings.model)
     attention = type(model.decoder.layers[0].attention)
     expanded = attention._expanded
@@ -517,7 +500,7 @@ def test_what_is_kept_beside_the_cache_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_broken_promise_is_told_with_both_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = variant(decode={"context": [8], "new_tokens": 4}, rounds=1)
+    settings = to_measure(decode={"context": [8], "new_tokens": 4}, rounds=1)
     monkeypatch.setattr(cost, "cache_bytes", lambda *_: 100)
     model = build(settings.model)
     found = decode.profile(model, settings.profile, "fp32", prompts, clock.clock_for(CPU))
@@ -529,7 +512,7 @@ def test_a_broken_promise_is_told_with_both_figures(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_position_that_starts_anew_at_each_token_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = variant(decode={"context": [8], "new_tokens": 4})
+    settings = to_measure(decode={"context": [8], "new_tokens": 4})
     model = build(settings.model)
     scheme = type(model.decoder.positions[0])
     rotate = scheme.rotate
@@ -545,12 +528,12 @@ def test_a_difference_counts_if_float64_shows_it(monkeypatch: pytest.MonkeyPatch
         return exact if model.head.output.weight.dtype == torch.float64 else 0.3
 
     monkeypatch.setattr(decode, "cache_difference", difference)
-    settings = variant(decode={"context": [8], "new_tokens": 4})
+    settings = to_measure(decode={"context": [8], "new_tokens": 4})
     assert bool(decode.cache_mismatch(build(settings.model), settings.profile.decode, prompts)) is mismatch
 
 
 def test_the_check_is_without_dropout_and_a_copy_stays_tied() -> None:
-    settings = variant({"dropout": 0.5, "tie_embeddings": True}, decode={"context": [8], "new_tokens": 4})
+    settings = to_measure({"dropout": 0.5, "tie_embeddings": True}, decode={"context": [8], "new_tokens": 4})
     model = build(settings.model).train()
     assert decode.cache_difference(model, prompts(2, 12), 8) < decode.TOLERANCE
     copy = decode.copy_as(model, torch.bfloat16)
@@ -623,7 +606,7 @@ def test_activations_grow_with_the_batch_and_nothing_else_does() -> None:
 
 
 def split_of(**recipe: int) -> dict[str, int]:
-    settings = variant({"tie_embeddings": True})
+    settings = to_measure({"tie_embeddings": True})
     recipe = settings.train.model_copy(update=recipe)
     corpus, model = settings.data.corpus(), build(settings.model)
     learner = Learner.of(model, recipe)
@@ -642,7 +625,7 @@ def test_measuring_memory_leaves_no_trace(optimizer: str) -> None:
     settings = resolved(
         typed(
             {
-                "model": MODEL
+                "model": SMALL
                 | {"norm": "batch_norm", "feed_forward": {"name": "moe", "balance": "bias"}, "dropout": 0.1},
                 "train": {"steps": 1, "batch_tokens": 64, "optimizer": optimizer},
                 "data": {"name": "random_tokens", "vocab_size": 32},
@@ -720,17 +703,17 @@ def test_a_container_may_have_less_than_the_machine(monkeypatch: pytest.MonkeyPa
 
 
 def test_kernels_are_those_that_ran() -> None:
-    model = build(variant({"feed_forward": "moe", "dropout": 0.1}).model)
+    model = build(to_measure({"feed_forward": "moe", "dropout": 0.1}).model)
     state = torch.get_rng_state()
     ran = kernels.training_kernels(model, {"input_ids": prompts(1, 16)}, "fp32")
     assert torch.equal(torch.get_rng_state(), state)
     assert all(p.grad is None for p in model.parameters())
     assert "mm" in ran
-    plain = build(variant().model)
+    plain = build(to_measure().model)
     flash = "_scaled_dot_product_flash_attention_for_cpu"
     assert {flash, f"{flash}_backward"} <= set(kernels.training_kernels(plain, {"input_ids": prompts(1, 16)}, "fp32"))
     assert flash in kernels.decoding_kernels(plain, prompts(1, 16))
-    both = build(variant(FAMILIES["encoder_decoder"]).model)
+    both = build(to_measure(FAMILIES["encoder_decoder"]).model)
     inputs = {"input_ids": prompts(1, 16), "decoder_input_ids": prompts(1, 8)}
     assert {flash, f"{flash}_backward"} <= set(kernels.training_kernels(both, inputs, "fp32"))
     assert flash in kernels.decoding_kernels(both, prompts(1, 16))
@@ -738,14 +721,14 @@ def test_kernels_are_those_that_ran() -> None:
 
 @pytest.mark.parametrize("path", ["absorbed", "expanded"])
 def test_the_way_in_which_a_latent_was_read_is_told(path: str) -> None:
-    model = build(variant({"attention": {"name": "mla", "decode": path}}).model)
+    model = build(to_measure({"attention": {"name": "mla", "decode": path}}).model)
     ran = kernels.decoding_kernels(model, prompts(1, 16))
     assert [name for name in ran if name.startswith("path ")] == [f"path {path}"]
-    assert not [name for name in kernels.decoding_kernels(build(variant().model), prompts(1, 16)) if "path" in name]
+    assert not [name for name in kernels.decoding_kernels(build(to_measure().model), prompts(1, 16)) if "path" in name]
 
 
 def test_asking_for_kernels_moves_no_running_statistics() -> None:
-    model = build(variant({"norm": "batch_norm"}).model)
+    model = build(to_measure({"norm": "batch_norm"}).model)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     kernels.training_kernels(model, {"input_ids": prompts(2, 16)}, "fp32")
     assert before
@@ -753,7 +736,7 @@ def test_asking_for_kernels_moves_no_running_statistics() -> None:
 
 
 def test_dropout_on_attention_is_seen_to_take_another_path() -> None:
-    model = build(variant({"dropout": {"attention": 0.1}}).model)
+    model = build(to_measure({"dropout": {"attention": 0.1}}).model)
     assert "_scaled_dot_product_flash_attention_for_cpu" not in kernels.training_kernels(
         model, {"input_ids": prompts(1, 16)}, "fp32"
     )
@@ -765,7 +748,7 @@ def test_dropout_on_attention_is_seen_to_take_another_path() -> None:
 @pytest.mark.parametrize("feed_forward", registry.names("feed_forward"))
 @pytest.mark.parametrize("attention", registry.names("attention"))
 def test_promised_flops_are_those_counted(attention: str, feed_forward: str) -> None:
-    settings = variant(with_attention(attention) | {"feed_forward": feed_forward}).model
+    settings = to_measure(with_attention(attention) | {"feed_forward": feed_forward}).model
     model = build(settings).eval()
     with torch.no_grad():
         counted = flops.count_flops(lambda: model(prompts(2, 24)))
@@ -777,7 +760,7 @@ def test_promised_flops_are_those_counted(attention: str, feed_forward: str) -> 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tokens", [24, 25])
 def test_flops_are_shared_among_the_tokens_that_a_family_processes(family: str, tokens: int) -> None:
-    settings = variant(FAMILIES[family] | {"position": "none"}).model
+    settings = to_measure(FAMILIES[family] | {"position": "none"}).model
     windows = np.random.default_rng(0).integers(0, 32, (2, tokens + 1))
     batch = objective_of(settings, 32).batch(windows, lambda n: np.zeros((2, n), dtype=np.uint64))
     inputs = {name: torch.from_numpy(array.copy()) for name, array in batch.inputs.items()}
@@ -789,7 +772,7 @@ def test_flops_are_shared_among_the_tokens_that_a_family_processes(family: str, 
 
 
 def test_backward_costs_twice_forward_and_attention_half_more() -> None:
-    model = build(variant({"n_layers": 1}).model)
+    model = build(to_measure({"n_layers": 1}).model)
     tokens = prompts(1, 32)
     forward = flops.count_flops(lambda: model(tokens))
     both = flops.count_flops(lambda: model(tokens).sum().backward())

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from references import Parent
 from torch import nn
 
 from ablate import timing, trial
@@ -29,20 +30,6 @@ CELLS = {"prefill": [1, 8], "decode": [1, 8, 5]}
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-class Parent:
-    """Takes messages as the runner does."""
-
-    def __init__(self) -> None:
-        self.columns: dict[str, Any] = {}
-        self.outcome: tuple[Any, ...] = ()
-
-    def send(self, message: tuple[Any, ...]) -> None:
-        if message[0] == "columns":
-            self.columns |= message[1]
-        if message[0] == "outcome":
-            self.outcome = message[1:]
 
 
 def job(cells: dict[str, list[int]] = CELLS, **train: Any) -> TimingJob:

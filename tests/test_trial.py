@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from references import Parent
 
 from ablate import child, cost, results, trial
 from ablate.data.random_tokens import Config as RandomTokens
@@ -53,36 +54,6 @@ def job(phases: tuple[str, ...] = ("train", "profile"), log: Path = Path("trial.
     if sections.get("profile") == {}:
         tree["profile"] = {}
     return Job(resolved(typed(tree)).model_dump(mode="json"), 0, "cpu", 1, phases, str(log))
-
-
-class Parent:
-    """Takes messages as the runner does."""
-
-    def __init__(self) -> None:
-        self.messages: list[tuple[Any, ...]] = []
-
-    def send(self, message: tuple[Any, ...]) -> None:
-        self.messages.append(message)
-
-    def of(self, kind: str) -> list[Any]:
-        return [message[1] for message in self.messages if message[0] == kind]
-
-    @property
-    def columns(self) -> dict[str, Any]:
-        return {name: value for columns in self.of("columns") for name, value in columns.items()}
-
-    @property
-    def outcome(self) -> tuple[str, str, str]:
-        assert [message[0] for message in self.messages].count("outcome") == 1
-        assert self.messages[-1][0] == "outcome"
-        return self.messages[-1][1:]
-
-    def table(self, kind: str) -> list[dict[str, Any]]:
-        return [
-            dict(zip(message, row, strict=True))
-            for message in self.of(kind)
-            for row in zip(*message.values(), strict=True)
-        ]
 
 
 def performed(job: Job) -> Parent:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from references import SMALL, Parent
 
 from ablate import calibration, cost
 from ablate.job import Job, Peaks
@@ -20,38 +21,13 @@ from ablate.settings import VariantSettings, resolved, typed
 from ablate.trial import Reporter, perform
 
 CPU = torch.device("cpu")
-MODEL = {
-    "d_model": 32,
-    "n_layers": 1,
-    "n_heads": 4,
-    "max_seq_len": 32,
-    "vocab_size": 32,
-    "attention": "mha",
-    "position": "rope",
-    "feed_forward": "gelu",
-    "norm": "layer_norm",
-    "block": "pre_norm",
-}
+MODEL = SMALL | {"n_layers": 1}
 TRAIN = {"steps": 8, "batch_tokens": 64, "seq_len": 32, "eval_tokens": 64}
 DATA = {"name": "random_tokens", "vocab_size": 32, "train_tokens": 2000, "validation_tokens": 200}
 
 
 def variant(**model: Any) -> VariantSettings:
     return resolved(typed({"model": MODEL | model, "train": TRAIN, "data": DATA, "profile": {}}))
-
-
-class Parent:
-    """Keeps the columns and the outcome that a trial tells."""
-
-    def __init__(self) -> None:
-        self.columns: dict[str, Any] = {}
-        self.outcome: tuple[Any, ...] = ()
-
-    def send(self, message: tuple[Any, ...]) -> None:
-        if message[0] == "columns":
-            self.columns |= message[1]
-        elif message[0] == "outcome":
-            self.outcome = message[1:]
 
 
 def trained(peaks: Peaks, **model: Any) -> Parent:
