@@ -2,8 +2,8 @@
 
 Usage: python tools/kill_study.py [--kills 50] [--each 5] [--seed 0] [--out reports/kills]
 
-An experiment is run, killed at a random moment, and run again by the same command, which is killed again, and so on; the
-last one is let finish. Then its store must equal that of a run that nobody disturbed in every column except times,
+An experiment is run, killed at a random moment, and run again by the same command, which is killed again, and so on;
+the last one is let finish. Then its store must equal that of a run that nobody disturbed in every column except times,
 speeds, memory and attempts, its curves to the last bit, and MLflow must hold each trial once, finished. Writes a report
 with the machine and the commit; exit status 1 where anything is lost.
 """
@@ -36,7 +36,7 @@ baseline: {d_model: 32, n_layers: 2, n_heads: 4, max_seq_len: 64, feed_forward: 
 variants: {mla: {attention: {name: mla, kv_lora_rank: 16, qk_rope_head_dim: 4}}, dropout: {dropout: 0.1}}
 seeds: 2
 data: text
-train: {steps: 200, batch_tokens: 512, eval_every: 40, eval_tokens: 2048, checkpoint_every: 25, threads: 1}
+train: {steps: 80, batch_tokens: 512, eval_every: 20, eval_tokens: 2048, checkpoint_every: 10, threads: 1}
 profile: {prefill: {tokens: [32]}, decode: {context: [32], new_tokens: 8}}
 """
 
@@ -70,8 +70,9 @@ class Study:
     def moment(self, name: str) -> str:
         """What a run had come to, by the last words in its log."""
         lines = (self.folder / f"{name}.log").read_text(encoding="utf-8").splitlines()
-        words = [line.split()[0] for line in lines if line.split()]
-        return words[-1].rstrip(":") if words else "start"
+        if not lines or not lines[-1].strip():
+            return "nothing"
+        return "a trial's progress" if lines[-1].startswith(" ") else f"`{lines[-1].split()[0].rstrip(':')}`"
 
     def whole(self, name: str) -> float:
         """Run to the end. Returns its seconds; raises where it does not end well."""
@@ -93,16 +94,14 @@ class Study:
         (experiment,) = (each for each in client.search_experiments() if each.name == "killed")
         runs = client.search_runs([experiment.experiment_id], max_results=1000)
         found = Counter((run.data.tags.get("ablate.trial_id"), run.info.status) for run in runs)
-        wanted = Counter(
-            (each, "FINISHED") for each in ablate.load(self.folder / name / "results/killed").trials["trial_id"]
-        )
+        trials = ablate.load(self.folder / name / "results/killed").trials
+        wanted = Counter((trial_id, "FINISHED") for trial_id in trials["trial_id"])
         return [f"MLflow: {n} x {each}" for each, n in ((found - wanted) + (wanted - found)).items()]
 
     def _left_over(self, name: str) -> list[str]:
-        files = (self.folder / name / "results").rglob("*")
-        return [
-            f"left over: {each.name}" for each in files if each.name.endswith(".tmp") or each.parent.name == "leases"
-        ]
+        results = self.folder / name / "results"
+        files = [*results.rglob("*.tmp"), *(results / "killed/leases").glob("*")]
+        return [f"left over: {each.name}" for each in files]
 
 
 @dataclass
@@ -129,8 +128,8 @@ class Findings:
             f"{where}. Written by `python tools/kill_study.py`.",
             f"`kill -9` of the whole process group, {len(self.moments)} times in {len(self.lost)} experiments of "
             f"{self.seconds:.0f} s undisturbed, each time followed by the same command. **{whole} of {len(self.lost)} "
-            "stores equal the undisturbed one** in every column except times, speeds, memory and attempts, and in every "
-            "point of the curves; in MLflow each of their trials is finished exactly once, and no file is left over.",
+            "stores equal the undisturbed one** in every column except times, speeds, memory and attempts, and in "
+            "every point of the curves; in MLflow each of their trials is finished exactly once, and no file is left over.",
             "\n".join(["| last word of the run when it was killed | times |", "|:---|---:|", *rows]),
             "\n".join(found) or "Nothing was lost.",
         ]
