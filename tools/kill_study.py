@@ -129,7 +129,7 @@ class Findings:
             f"`kill -9` of the whole process group, {len(self.moments)} times in {len(self.lost)} experiments of "
             f"{self.seconds:.0f} s undisturbed, each time followed by the same command. **{whole} of {len(self.lost)} "
             "stores equal the undisturbed one** in every column except times, speeds, memory and attempts, and in "
-            "every point of the curves; in MLflow each of their trials is finished exactly once, and no file is left over.",
+            "every point of the curves; in MLflow each trial is finished exactly once, and no file is left over.",
             "\n".join(["| last word of the run when it was killed | times |", "|:---|---:|", *rows]),
             "\n".join(found) or "Nothing was lost.",
         ]
