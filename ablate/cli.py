@@ -9,6 +9,7 @@ import errno
 import io
 import json
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,27 @@ DEVICE = click.option(
 )
 WORKERS = click.option(
     "--workers", type=click.IntRange(1, 1024), help="Trials at a time; chosen by the machine unless given."
+)
+
+
+class _Size(click.ParamType):
+    """Bytes as people write them."""
+
+    name = "size"
+    _factors = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """`8G`, `1.5GiB` or `500M`, in powers of 1024."""
+        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE | re.ASCII)
+        size = int(float(found[1]) * self._factors[found[2].upper()]) if found else 0
+        return size or self.fail(f"{value!r} is no size of memory: write 8G or 500M", param, ctx)
+
+
+MEMORY = click.option(
+    "--memory",
+    type=_Size(),
+    metavar="SIZE",
+    help="Most memory of the device that each trial may take, as 8G; unless given, on a CPU, its share of what is left.",
 )
 MAX_TRIALS = click.option(
     "--max-trials", type=click.IntRange(1), default=1000, show_default=True, help="Most combinations to accept."
@@ -126,6 +148,7 @@ def main() -> None:
 @SET
 @DEVICE
 @WORKERS
+@MEMORY
 @MAX_TRIALS
 @click.option(
     "--only", type=click.Choice(["train", "profile"]), help="Train without a profile, or profile without training."

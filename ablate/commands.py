@@ -44,6 +44,7 @@ class Wanted:
     sets: tuple[str, ...] = ()
     device: str = "auto"
     workers: int | None = None
+    memory: int | None = None
     max_trials: int = 1000
     retry_failed: bool = False
     fail_fast: bool = False
@@ -190,7 +191,9 @@ def _tracker(wanted: Wanted, store: Store, *, new: bool, behind: bool) -> Tracke
 def _resources(wanted: Wanted, plans: Sequence[VariantPlan]) -> Resources:
     from ablate import machine
 
-    return machine.share(wanted.device, wanted.workers, max(each.predicted_memory_bytes for each in plans))
+    return machine.share(
+        wanted.device, wanted.workers, max(each.predicted_memory_bytes for each in plans), wanted.memory
+    )
 
 
 def _opening(experiment: Experiment, to_run: int, statuses: Counter[str], rounds_left: int) -> str:

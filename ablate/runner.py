@@ -158,7 +158,9 @@ class Run:
             self.store.folder / _CAPACITY,
             self.resources.device,
             self.rows.software["torch"],
-            capacity.available(self.resources.device),
+            capacity.available(
+                self.resources.device, self.resources.memory_bytes if self.resources.is_memory_given else None
+            ),
         )
         for name, task in first.items():
             if received:
@@ -258,6 +260,7 @@ class Run:
             log=str(self.store.log_path(trial.trial_id)),
             peaks=self.peaks.get(self.rows.threads(task), Peaks()),
             alone=self.resources.workers == 1,
+            memory_bytes=self.resources.memory_bytes,
         )
         self.watcher.start(trial.trial_id, _label(trial), settings.train.n_steps)
         with child.environment(job.threads):
@@ -280,9 +283,9 @@ class Run:
         for trial_id, (_, running, _) in list(self.running.items()):
             ended = not running.process.is_alive()
             self._pass_on(trial_id, running)
-            if ended or running.overdue():
+            if ended or (late := running.too_late()):
                 if not ended:
-                    running.stop(("timeout", running.phase, f"still running after {running.limit:g} s"))
+                    running.stop(("timeout", running.phase, late))
                 failed |= self._finish(trial_id) != "ok"
         return failed
 

@@ -29,6 +29,8 @@ STOREYS = [
         "metrics",
         "init",
         "cgroup",
+        "bond",
+        "pulse",
         "files",
         "interruption",
     ],
