@@ -32,7 +32,7 @@ STOP_SECONDS = 10.0
 NO_MEMORY = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "ALLOC_FAILED", "ALLOCATION_FAILED")
 """What the messages of torch, CUDA, cuDNN and C++ have in common when memory is short."""
 
-_LAST_BYTES = 4096
+_LAST_BYTES = 2**16
 _POLL_SECONDS = 0.2
 _OWN_VARIABLES = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_TRACKING_TOKEN")
 

@@ -46,24 +46,23 @@ WORKERS = click.option(
 )
 
 
-class _Size(click.ParamType):
-    """Bytes as people write them."""
+_FACTORS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
-    name = "size"
-    _factors = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """`8G`, `1.5GiB` or `500M`, in powers of 1024."""
-        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE | re.ASCII)
-        size = int(float(found[1]) * self._factors[found[2].upper()]) if found else 0
-        return size or self.fail(f"{value!r} is no size of memory: write 8G or 500M", param, ctx)
+def _size(word: str) -> int:
+    """Bytes as people write them: `8G`, `1.5GiB` or `500M`, in powers of 1024."""
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMGT]?)(?:i?B)?", word.strip(), re.IGNORECASE | re.ASCII)
+    size = int(float(found[1]) * _FACTORS[found[2].upper()]) if found else 0
+    if not size:
+        raise click.BadParameter(f"{word!r} is no size of memory: write 8G or 500M")
+    return size
 
 
 MEMORY = click.option(
     "--memory",
-    type=_Size(),
+    type=_size,
     metavar="SIZE",
-    help="Most memory of the device that each trial may take, as 8G; unless given, on a CPU, its share of what is left.",
+    help="Most memory that each trial may take of its device, as 8G; on a CPU its share of what is left unless given.",
 )
 MAX_TRIALS = click.option(
     "--max-trials", type=click.IntRange(1), default=1000, show_default=True, help="Most combinations to accept."

@@ -62,8 +62,8 @@ class Member:
 
 @dataclass(frozen=True)
 class Contrast:
-    """What is compared: the members in their order, the baseline first and last, and what is timed of each. A process may
-    take `memory_bytes`, or all that is available.
+    """What is compared: the members in their order, the baseline first and last, and what is timed of each. A process
+    may take `memory_bytes`, or all that is available.
     """
 
     members: tuple[Member, ...]
