@@ -4,6 +4,7 @@ than it may. Each case is a process of its own that starts children as a run doe
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -188,7 +189,7 @@ def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
     def begin(life: Callable[[Any, Any], None], limit: float = 1000.0) -> Child:
         monkeypatch.setattr(child, "perform", life)
         job = BuildJob([], str(tmp_path / "log"), limit)
-        started.append(Child(child.multiprocessing.get_context("fork"), job))
+        started.append(Child(multiprocessing.get_context("fork"), job))
         return started[-1]
 
     yield begin
@@ -330,7 +331,7 @@ def test_a_child_that_cannot_be_killed_is_waited_for_no_longer(
     assert (status, reason) == ("timeout", "still running after 0 s")
     pid = stuck.process.pid
     assert f"process {pid} cannot be ended" in caplog.text
-    assert stuck.process not in child.multiprocessing.active_children(), "or the parent waits for it at its exit"
+    assert stuck.process not in multiprocessing.active_children(), "or the parent waits for it at its exit"
     bond.kill(pid)
     stuck.process.join()
 
@@ -347,7 +348,7 @@ def test_a_parent_that_leaves_early_takes_its_children_along(tmp_path: Path) -> 
         time.sleep(1000)
 
     child.perform = life
-    running = child.Child(child.multiprocessing.get_context("fork"), BuildJob([], "/dev/null", 1.0))
+    running = child.Child(multiprocessing.get_context("fork"), BuildJob([], "/dev/null", 1.0))
     while running.phase != "there":
         list(running.listen())
     print(running.process.pid, flush=True)
