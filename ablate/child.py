@@ -112,7 +112,7 @@ def perform(job: AnyJob, connection: Connection) -> None:
 def _redirect_output(log: Path) -> None:
     """Everything printed goes to the log, also what libraries print past Python."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o644)
     os.dup2(target, 1)
     os.dup2(target, 2)
     sys.stdout = sys.stderr = os.fdopen(target, "w", encoding="utf-8", buffering=1)

@@ -21,6 +21,7 @@ from ablate import calibration, capacity, child, gatekeeper, rounds
 from ablate.capacity import Capacity
 from ablate.child import Child
 from ablate.experiment import Experiment
+from ablate.files import write_json
 from ablate.gatekeeper import Checked
 from ablate.job import Job, Peaks
 from ablate.machine import Resources
@@ -245,8 +246,7 @@ class Run:
 
     def _announce(self, *more: str) -> None:
         labels = [*(_label(task.trial) for task, _, _ in self.running.values()), *more]
-        text = json.dumps({"pid": os.getpid(), "trials": labels})
-        (self.store.folder / _RUNNING).write_text(text, encoding="utf-8")
+        write_json(self.store.folder / _RUNNING, {"pid": os.getpid(), "trials": labels})
 
     def _begin(self, task: Task) -> None:
         trial = task.trial
