@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ablate import child, cost
+from ablate import child, cost, machine
 from ablate.child import Child
 from ablate.documents import NOTES, read_json
 from ablate.files import write_json
@@ -107,11 +107,12 @@ class Try:
     limit_bytes: int | None
 
 
-def available(device: str) -> int | None:
-    """Bytes that each try may take; None where that is for the device to say."""
-    from ablate.profiling import memory
-
-    return None if device == "cuda" else int((1 - KEPT_BACK) * memory.available_bytes())
+def available(device: str, at_most: int | None = None) -> int | None:
+    """Bytes that each try may take, never more than `at_most`; None where that is for the device to say."""
+    if device == "cuda":
+        return at_most
+    left = int((1 - KEPT_BACK) * machine.available_bytes())
+    return left if at_most is None else min(left, at_most)
 
 
 class Notes:

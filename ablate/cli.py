@@ -9,6 +9,7 @@ import errno
 import io
 import json
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print text that files, plug-ins and others' results had a part in."""
+    from ablate.terminal import visible
+
+    click.echo(visible(text), err=err)
 
 
 def _text(word: str) -> str:
@@ -43,6 +51,26 @@ DEVICE = click.option(
 WORKERS = click.option(
     "--workers", type=click.IntRange(1, 1024), help="Trials at a time; chosen by the machine unless given."
 )
+
+
+_FACTORS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def _size(word: str) -> int:
+    """Bytes as people write them: `8G`, `1.5GiB` or `500M`, in powers of 1024."""
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMGT]?)(?:i?B)?", word.strip(), re.IGNORECASE | re.ASCII)
+    size = int(float(found[1]) * _FACTORS[found[2].upper()]) if found else 0
+    if not size:
+        raise click.BadParameter(f"{word!r} is no size of memory: write 8G or 500M")
+    return size
+
+
+MEMORY = click.option(
+    "--memory",
+    type=_size,
+    metavar="SIZE",
+    help="Most memory that each trial may take of its device, as 8G; on a CPU its share of what is left unless given.",
+)
 MAX_TRIALS = click.option(
     "--max-trials", type=click.IntRange(1), default=1000, show_default=True, help="Most combinations to accept."
 )
@@ -56,7 +84,7 @@ def command(function: Command) -> Command:
 
     @wraps(function)
     def guarded(*args: Any, debug: bool, **kwargs: Any) -> None:
-        logging.basicConfig(format="%(message)s")
+        _log_visibly()
         try:
             status = function(*args, **kwargs)
         except KeyboardInterrupt:
@@ -66,11 +94,19 @@ def command(function: Command) -> Command:
                 raise BrokenPipeError(errno.EPIPE, "nobody reads on") from None  # click ends quietly
             if debug:
                 traceback.print_exc()
-            click.echo(_told(error, debug), err=True)
+            echo(_told(error, debug), err=True)
             status = 2
         sys.exit(status or 0)
 
     return DEBUG(guarded)
+
+
+def _log_visibly() -> None:
+    from ablate.terminal import VisibleFormatter
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(VisibleFormatter())
+    logging.basicConfig(handlers=[handler])
 
 
 def _told(error: BaseException, debug: bool) -> str:
@@ -106,7 +142,9 @@ def _write_utf8() -> None:
 
 
 def _print_json(document: Any) -> None:
-    click.echo(json.dumps(document, ensure_ascii=False, allow_nan=False, indent=2))
+    from ablate.terminal import visible_json
+
+    click.echo(visible_json(json.dumps(document, ensure_ascii=False, allow_nan=False, indent=2)))
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -126,6 +164,7 @@ def main() -> None:
 @SET
 @DEVICE
 @WORKERS
+@MEMORY
 @MAX_TRIALS
 @click.option(
     "--only", type=click.Choice(["train", "profile"]), help="Train without a profile, or profile without training."
@@ -142,7 +181,7 @@ def run(**options: Any) -> int:
     console = Console(highlight=False)
     ran = commands.run(commands.Wanted(**{**options, "sets": tuple(options["sets"])}), console)
     outcomes = ", ".join(f"{number} {word}" for word, number in sorted(ran.outcomes.items()))
-    click.echo(f"{outcomes}; report: {ran.report}")
+    echo(f"{outcomes}; report: {ran.report}")
     return ran.status
 
 
@@ -171,16 +210,16 @@ def _print_plan(facts: Mapping[str, Any]) -> None:
     from ablate.commands import many
 
     counts = facts["counts"]
-    click.echo(f"{facts['name']}: {facts['question'] or ''}".rstrip(": "))
+    echo(f"{facts['name']}: {facts['question'] or ''}".rstrip(": "))
     words = ("raw", "excluded", "invalid", "merged", "planned")
     numbers = ", ".join(f"{counts[word]} {word}" for word in words)
     trials = f"{many(counts['trials'], 'trial')}, {facts['stored']} of them stored"
     shared = f"{facts['device']}, {facts['workers']} at a time, {many(facts['threads'], 'thread')} each"
-    click.echo(f"{numbers} variants; {trials}; {shared}")
+    echo(f"{numbers} variants; {trials}; {shared}")
     if any(value for name, value in facts["profile"].items() if name != "rounds"):
-        click.echo(f"profile: {_in_words(facts['profile'])}")
+        echo(f"profile: {_in_words(facts['profile'])}")
     for name in facts["plug_ins"]:
-        click.echo(f"runs your own code: {name}")
+        echo(f"runs your own code: {name} ({', '.join(facts['plug_in_files'][name]) or 'no file found'})")
     heads = ("variant", "params", "active", "FLOPs/token", "KV bytes/token", "tensors ~", "time/trial ~")
     rows = [
         (
@@ -195,12 +234,12 @@ def _print_plan(facts: Mapping[str, Any]) -> None:
         for each in facts["variants"]
     ]
     _print_table(heads, rows)
-    click.echo("")
+    echo("")
     _print_caches(facts["variants"])
     for name, other in facts["same"].items():
-        click.echo(f"the same as {other}: {name}")
+        echo(f"the same as {other}: {name}")
     for each in facts["invalid"]:
-        click.echo(f"invalid: {each['variant']}: {each['reason']}")
+        echo(f"invalid: {each['variant']}: {each['reason']}")
 
 
 def _in_words(settings: Mapping[str, Any]) -> str:
@@ -246,7 +285,7 @@ def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from tabulate import tabulate
 
     align = ("left", *["right"] * (len(heads) - 1))
-    click.echo(tabulate(rows, heads, tablefmt="simple", disable_numparse=True, colalign=align if rows else None))
+    echo(tabulate(rows, heads, tablefmt="simple", disable_numparse=True, colalign=align if rows else None))
 
 
 @main.command()
@@ -260,7 +299,7 @@ def report(target: str, results: Path, reports: Path, as_json: bool) -> int:
     from ablate import commands
 
     path = commands.report(commands.stored(target, results), reports)
-    _print_json({"report": str(path)}) if as_json else click.echo(f"report: {path}")
+    _print_json({"report": str(path)}) if as_json else echo(f"report: {path}")
     return 0
 
 
@@ -277,10 +316,10 @@ def list_(slot: str | None, as_json: bool) -> int:
         _print_json(found)
         return 0
     for each, choices in found.items():
-        click.echo(f"{each}:")
+        echo(f"{each}:")
         width = max(map(len, choices), default=0)
         for name, summary in choices.items():
-            click.echo(f"  {name:<{width}}  {summary}")
+            echo(f"  {name:<{width}}  {summary}")
     return 0
 
 
@@ -322,7 +361,7 @@ def describe(target: str, variant: str | None, plot: Path | None, sets: tuple[st
 
 
 def _print_choice(facts: Mapping[str, Any]) -> None:
-    click.echo(f"{facts['slot']}: {facts['name']}\n\n{facts['text']}\n")
+    echo(f"{facts['slot']}: {facts['name']}\n\n{facts['text']}\n")
     rows = [
         (key, f["type"], "—" if f["default"] is None else json.dumps(f["default"]), f["bounds"], f["description"])
         for key, f in facts["settings"].items()
@@ -330,25 +369,25 @@ def _print_choice(facts: Mapping[str, Any]) -> None:
     if rows:
         from tabulate import tabulate
 
-        click.echo(tabulate(rows, ("setting", "type", "default", "bounds", "meaning"), "simple", disable_numparse=True))
+        echo(tabulate(rows, ("setting", "type", "default", "bounds", "meaning"), "simple", disable_numparse=True))
     else:
-        click.echo("no settings")
+        echo("no settings")
     if "plot" in facts:
-        click.echo(f"\nplot: {facts['plot']}")
+        echo(f"\nplot: {facts['plot']}")
 
 
 def _print_model(facts: Mapping[str, Any], title: str) -> None:
-    click.echo(f"{title}\n")
+    echo(f"{title}\n")
     heads = ("stage", "times", "output", "params", "active", "FLOPs/token", "cache/token")
     costs = ("params", "params_active", "flops", "cache")
     rows = [(s["stage"], str(s["times"]), s["output"], *(_number(s[key]) for key in costs)) for s in facts["stages"]]
     _print_table(heads, rows)
-    click.echo("")
+    echo("")
     for key in ("params_total", "params_active", "params_non_embedding", "kv_cache_elements_per_token"):
-        click.echo(f"{key}: {_number(facts[key])}")
+        echo(f"{key}: {_number(facts[key])}")
     if crossed := facts["kv_cache_elements_per_source_token"]:
-        click.echo(f"kv_cache_elements_per_source_token: {_number(crossed)}")
-    click.echo(f"flops_per_token: {_number(facts['flops_per_token'])} (sequences of {facts['flops_at_tokens']})\n")
+        echo(f"kv_cache_elements_per_source_token: {_number(crossed)}")
+    echo(f"flops_per_token: {_number(facts['flops_per_token'])} (sequences of {facts['flops_at_tokens']})\n")
 
 
 @main.command()
@@ -370,13 +409,13 @@ def status(as_json: bool, **options: Any) -> int:
         return 0
     outcomes = ", ".join(f"{number} {word}" for word, number in sorted(facts["outcomes"].items())) or "none stored"
     profiled = f" ({facts['only_profiled']} only profiled)" if facts["only_profiled"] else ""
-    click.echo(f"{facts['name']}: {facts['planned']} trials: {outcomes}{profiled}; {facts['left']} left")
+    echo(f"{facts['name']}: {facts['planned']} trials: {outcomes}{profiled}; {facts['left']} left")
     if facts["rounds_left"]:
-        click.echo(f"rounds of timing: {facts['rounds_left']} left")
+        echo(f"rounds of timing: {facts['rounds_left']} left")
     for label in facts["running"]:
-        click.echo(f"running: {label}")
+        echo(f"running: {label}")
     for each in facts["failed"]:
-        click.echo(f"{each['status']}: {each['variant']} seed {each['seed']}: {each['reason']} (log: {each['log']})")
+        echo(f"{each['status']}: {each['variant']} seed {each['seed']}: {each['reason']} (log: {each['log']})")
     return 0
 
 
@@ -439,8 +478,8 @@ def _print_noise(facts: Mapping[str, Any]) -> None:
 
     from ablate.noise import HEADS, lines, verdict
 
-    click.echo(tabulate(lines(facts), HEADS, "simple", disable_numparse=True))
-    click.echo(f"\n{verdict(facts)}")
+    echo(tabulate(lines(facts), HEADS, "simple", disable_numparse=True))
+    echo(f"\n{verdict(facts)}")
 
 
 def _print_machine(facts: Mapping[str, Any]) -> None:
@@ -448,7 +487,7 @@ def _print_machine(facts: Mapping[str, Any]) -> None:
 
     from ablate.doctor import lines
 
-    click.echo(tabulate(lines(facts), ("what", "here", ""), "simple", disable_numparse=True))
+    echo(tabulate(lines(facts), ("what", "here", ""), "simple", disable_numparse=True))
 
 
 def _print_gates(facts: Mapping[str, Any]) -> None:
@@ -458,11 +497,11 @@ def _print_gates(facts: Mapping[str, Any]) -> None:
 
     heads = ("variant", "gate", "result", "detail")
     rows = [(each["variant"], *gate.values()) for each in facts["variants"] for gate in each["gates"]]
-    click.echo(tabulate(rows, heads, "simple", disable_numparse=True))
+    echo(tabulate(rows, heads, "simple", disable_numparse=True))
     for each in facts["invalid"]:
-        click.echo(f"invalid: {each['variant']}: {each['reason']}")
+        echo(f"invalid: {each['variant']}: {each['reason']}")
     passed = sum(each["passed"] for each in facts["variants"])
-    click.echo(f"{facts['name']}: {passed} of {many(len(facts['variants']), 'variant')} passed")
+    echo(f"{facts['name']}: {passed} of {many(len(facts['variants']), 'variant')} passed")
 
 
 @main.command()
@@ -474,9 +513,9 @@ def sync(target: str, results: Path) -> int:
     from ablate import commands
 
     done = commands.sync(target, results)
-    click.echo(f"{len(done.written)} written, {len(done.replaced)} replaced, {len(done.unchanged)} unchanged")
+    echo(f"{len(done.written)} written, {len(done.replaced)} replaced, {len(done.unchanged)} unchanged")
     if done.failed:
-        click.echo(done.failed, err=True)
+        echo(done.failed, err=True)
     return 1 if done.failed else 0
 
 

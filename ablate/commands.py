@@ -16,11 +16,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from ablate import document
+from ablate import document, plug_in
 from ablate.choice import Faults, Settings, SettingsError
+from ablate.inside import folder_of
 from ablate.mlflow_view import LOCAL_URL, comparison_links
 from ablate.results import Results, Store, is_only_profiled, load, places
+from ablate.schema import SCHEMAS
 from ablate.tables import ResultsError
+from ablate.terminal import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from ablate.tracking import SyncResult, Tracker
     from ablate.variant import Trial
 
+_PARTS = (*SCHEMAS, "logs", "checkpoints", "leases")
 _TAKEN = re.compile(r"mlflow\.db.*|mlartifacts|.*\.(db|lock)", re.IGNORECASE)
 
 
@@ -44,6 +48,7 @@ class Wanted:
     sets: tuple[str, ...] = ()
     device: str = "auto"
     workers: int | None = None
+    memory: int | None = None
     max_trials: int = 1000
     retry_failed: bool = False
     fail_fast: bool = False
@@ -51,7 +56,8 @@ class Wanted:
 
     def command(self) -> str:
         """The command that runs this again, as one would type it."""
-        parts = ["python", "-m", "ablate", "run", self.file]
+        here = os.path.relpath(self.file) if Path(self.file).resolve().is_relative_to(Path.cwd()) else None
+        parts = ["python", "-m", "ablate", "run", here or Path(self.file).name]  # where a home is, is nobody's business
         for change in self.sets:
             parts += ["--set", change]
         return shlex.join(parts)
@@ -101,7 +107,7 @@ def run(wanted: Wanted, console: Console) -> Ran:
     resources = _resources(wanted, plans)
     plan.check_device(experiment, resources.device)
     for option, root in (("--results", wanted.results), ("--reports", wanted.reports)):
-        _check_writable(root / experiment.name, option)
+        _check_writable(folder_of(root, experiment.name, *(_PARTS if root == wanted.results else ("plots",))), option)
     with signals() as received:
         ran = _run(wanted, console, experiment, plans, resources, received)
     return replace(ran, status=128 + received[0]) if received else ran
@@ -139,7 +145,7 @@ def _run(
     )
     rounds_left = len(running.rounds_left())
     opening = _opening(experiment, len(queue), _stored_statuses(store, trials), rounds_left)
-    console.print(opening, markup=False, highlight=False, soft_wrap=True)
+    console.print(visible(opening), markup=False, highlight=False, soft_wrap=True)
     tracker = _tracker(wanted, store, new=bool(queue or rounds_left), behind=_names_of_trials(store) != names)
     with progress:
         running.carry_out(queue, received)
@@ -190,7 +196,9 @@ def _tracker(wanted: Wanted, store: Store, *, new: bool, behind: bool) -> Tracke
 def _resources(wanted: Wanted, plans: Sequence[VariantPlan]) -> Resources:
     from ablate import machine
 
-    return machine.share(wanted.device, wanted.workers, max(each.predicted_memory_bytes for each in plans))
+    return machine.share(
+        wanted.device, wanted.workers, max(each.predicted_memory_bytes for each in plans), wanted.memory
+    )
 
 
 def _opening(experiment: Experiment, to_run: int, statuses: Counter[str], rounds_left: int) -> str:
@@ -226,7 +234,7 @@ def report(results: Results, reports: Path) -> Path:
 
     mirrored = Store(results.folder).mlflow()
     links = comparison_links(LOCAL_URL, mirrored) if mirrored else {}
-    return write_report(results, reports / results.folder.name, links)
+    return write_report(results, folder_of(reports, results.folder.resolve().name, "plots"), links)
 
 
 def stored(target: str, results: Path) -> Results:
@@ -280,6 +288,7 @@ def plan_facts(wanted: Wanted) -> dict[str, Any]:
         "invalid": [{"variant": each.name, "reason": each.reason} for each in experiment.invalid],
         "same": experiment.same,
         "plug_ins": experiment.plug_ins(),
+        "plug_in_files": {name: plug_in.files(name) for name in experiment.plug_ins()},
     }
 
 

@@ -12,13 +12,16 @@ from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
-from ablate import child
+from ablate import child, machine
 from ablate.child import Child
 from ablate.job import BuildJob, GateJob, Verdict
 from ablate.variant import Variant, canonical_json
 
 LIMIT_SECONDS = 120.0
 """After this a variant is taken to hang. A tiny twin passes everything in a second or two."""
+
+MEMORY_BYTES = 2**32
+"""What a variant may take at its gates. Twins need some megabytes."""
 
 _POLL_SECONDS = 0.5
 
@@ -47,14 +50,14 @@ def check(
     one model, which differ in how they are trained, go together. What a variant prints goes to the file that `logs` has
     for its name; of several to that of the first.
     """
-    start = child.context("cpu")
+    start, each = child.context("cpu"), min(MEMORY_BYTES, machine.available_bytes() // workers)
     waiting, running = list(reversed(_alike(variants))), list[_AtGates]()
     try:
         while (waiting or running) and not stopped():
             while waiting and len(running) < workers:
                 group = waiting.pop()
                 log = logs[group[0].name]
-                job = GateJob(group[0].plain, str(log), LIMIT_SECONDS)
+                job = GateJob(group[0].plain, str(log), LIMIT_SECONDS, each)
                 running.append(_AtGates(group, log, datetime.now(UTC), _Errand(start, job)))
             wait([each for one in running for each in one.errand.child.waitables()], _POLL_SECONDS)
             for one in [one for one in running if one.errand.is_done()]:

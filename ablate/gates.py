@@ -48,9 +48,6 @@ FLOPS_WITHIN = 1e-6
 DRAWS = 4
 """Times that weights and tokens are drawn for a parameter to get a gradient: an expert may see no token by chance."""
 
-MEMORY_BYTES = 2**32
-"""What a variant may take at its gates. Twins need some megabytes."""
-
 REASON_LENGTH = 300
 """Characters that an error is told with; all of it is in the log."""
 
@@ -89,7 +86,7 @@ def _build_all(job: BuildJob, connection: Connection) -> None:
 
 
 def _lead(job: GateJob, connection: Connection) -> None:
-    memory.limit_to_available(MEMORY_BYTES)
+    memory.limit_to_available(job.memory_bytes)
     settings = typed(job.settings).model
     for verdict in verdicts(settings, lambda gate: connection.send(("phase", gate))):
         connection.send(("verdict", verdict))

@@ -21,7 +21,8 @@ class Job:
     """A trial as plain data.
 
     `settings` is the resolved tree of settings, `phases` holds "train", "profile" or both, `log` is the file that
-    everything printed goes to. `alone` says whether no other trial runs beside it.
+    everything printed goes to. `alone` says whether no other trial runs beside it. It may take `memory_bytes`, or all
+    that is available.
     """
 
     settings: dict[str, Any]
@@ -32,6 +33,7 @@ class Job:
     log: str
     peaks: Peaks = Peaks()
     alone: bool = True
+    memory_bytes: int | None = None
 
     @property
     def limit(self) -> float | None:
@@ -53,6 +55,7 @@ class TimingJob:
     threads: int
     cells: dict[str, list[int]]
     log: str
+    memory_bytes: int | None = None
 
     @property
     def limit(self) -> float | None:
@@ -68,6 +71,7 @@ class GateJob:
     settings: dict[str, Any]
     log: str
     limit: float
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)

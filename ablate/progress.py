@@ -11,6 +11,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from ablate.terminal import visible
+
 _PLAIN_EVERY_SECONDS = 10.0
 
 
@@ -133,11 +135,11 @@ class Progress:
         self._refresh()
 
     def _say(self, line: str) -> None:
-        self.console.print(Text(line), soft_wrap=True)
+        self.console.print(Text(visible(line)), soft_wrap=True)
 
     def _refresh(self) -> None:
         if self.live:
-            self.live.update(Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in self._lines())))
+            self.live.update(Group(*(Text(visible(line), no_wrap=True, overflow="ellipsis") for line in self._lines())))
 
     def _lines(self) -> list[str]:
         if self.gates[0] < self.gates[1]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import logging
 import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
@@ -17,12 +18,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ablate import choice
+from ablate import choice, plug_in
 from ablate.catalogue import SLOTS as SLOTS
 from ablate.catalogue import SOURCES as SOURCES
 from ablate.catalogue import names as names
 from ablate.catalogue import text
 from ablate.choice import Choice, Faults, SettingsError, unknown, validated
+
+_log = logging.getLogger(__name__)
 
 
 def summary(slot: str, name: str) -> str:
@@ -106,11 +109,11 @@ def _config(slot: str, name: str) -> Any:
 
 @cache
 def _foreign(name: str) -> ModuleType:
-    if "/" in name or "\\" in name or name.endswith(".py"):
-        return _module_at(Path(name).resolve())
-    if (here := str(Path.cwd())) not in sys.path:
+    if not plug_in.is_file(name) and (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
-    return importlib.import_module(name)
+    # Said before it is done: nobody has looked into it yet.
+    _log.warning("imports your own code: %s (%s)", name, ", ".join(plug_in.files(name)) or "no file found")
+    return _module_at(Path(name).resolve()) if plug_in.is_file(name) else importlib.import_module(name)
 
 
 def _module_at(file: Path) -> ModuleType:

@@ -21,6 +21,7 @@ from ablate import calibration, capacity, child, gatekeeper, rounds
 from ablate.capacity import Capacity
 from ablate.child import Child
 from ablate.experiment import Experiment
+from ablate.files import write_json
 from ablate.gatekeeper import Checked
 from ablate.job import Job, Peaks
 from ablate.machine import Resources
@@ -158,7 +159,9 @@ class Run:
             self.store.folder / _CAPACITY,
             self.resources.device,
             self.rows.software["torch"],
-            capacity.available(self.resources.device),
+            capacity.available(
+                self.resources.device, self.resources.memory_bytes if self.resources.is_memory_given else None
+            ),
         )
         for name, task in first.items():
             if received:
@@ -243,8 +246,7 @@ class Run:
 
     def _announce(self, *more: str) -> None:
         labels = [*(_label(task.trial) for task, _, _ in self.running.values()), *more]
-        text = json.dumps({"pid": os.getpid(), "trials": labels})
-        (self.store.folder / _RUNNING).write_text(text, encoding="utf-8")
+        write_json(self.store.folder / _RUNNING, {"pid": os.getpid(), "trials": labels})
 
     def _begin(self, task: Task) -> None:
         trial = task.trial
@@ -258,6 +260,7 @@ class Run:
             log=str(self.store.log_path(trial.trial_id)),
             peaks=self.peaks.get(self.rows.threads(task), Peaks()),
             alone=self.resources.workers == 1,
+            memory_bytes=self.resources.memory_bytes,
         )
         self.watcher.start(trial.trial_id, _label(trial), settings.train.n_steps)
         with child.environment(job.threads):
@@ -280,9 +283,9 @@ class Run:
         for trial_id, (_, running, _) in list(self.running.items()):
             ended = not running.process.is_alive()
             self._pass_on(trial_id, running)
-            if ended or running.overdue():
+            if ended or (late := running.too_late()):
                 if not ended:
-                    running.stop(("timeout", running.phase, f"still running after {running.limit:g} s"))
+                    running.stop(("timeout", running.phase, late))
                 failed |= self._finish(trial_id) != "ok"
         return failed
 

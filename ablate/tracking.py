@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 
+from ablate.inside import file_of
 from ablate.mlflow_run import RunContent, run_content
 from ablate.mlflow_view import CURRENT_TAG, RUN_COLOUR_TAG, VIEW_TAG, run_colour, view_state
 from ablate.mlflow_view import comparison_links as comparison_links
@@ -277,8 +278,8 @@ class Tracker:
     def _log_files(self, run_id: str, row: Mapping[str, Any]) -> None:
         if row["config"]:
             self._client.log_dict(run_id, json.loads(row["config"]), "config.json")
-        log = self._store.folder / row["log"] if row["log"] else None
-        if log and log.is_file():
+        log = file_of(self._store.folder, row["log"])
+        if log:
             self._client.log_artifact(run_id, str(log))
 
     def _verify(self, run_id: str, content: RunContent) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ablate.batches import Batches, HeldOut
 from ablate.model import Transformer
 from ablate.objectives import IGNORED, Batch
+from ablate.pulse import beat
 from ablate.settings import OptimizerSettings, TrainSettings
 
 LAST_STEPS = 10
@@ -330,6 +331,7 @@ def evaluate(model: nn.Module, held_out: HeldOut, recipe: TrainSettings) -> floa
                 logits = forward(model, inputs, recipe.precision).flatten(0, 1)
                 each = F.cross_entropy(logits, targets.flatten(), reduction="none", ignore_index=IGNORED)
                 total += each.double().sum()
+            beat()
             n_targets += batch.n_targets
     model.train(was_training)
     return total.item() / n_targets

@@ -23,6 +23,7 @@ from torch import nn
 
 from ablate import cost, registry
 from ablate.batches import Batches, HeldOut
+from ablate.child import NO_MEMORY
 from ablate.data import Corpus
 from ablate.gates import leak
 from ablate.job import Job
@@ -67,8 +68,7 @@ def main(job: Job, connection: Connection) -> None:
     begin = time.perf_counter()
     gc.freeze()  # what was imported stays; the collector need not walk it in the middle of a measurement
     torch.set_num_threads(job.threads)
-    if job.device == "cpu":
-        memory.limit_to_available()
+    memory.confine(torch.device(job.device), job.memory_bytes)
     with contextlib.suppress(ConnectionError):
         perform(job, Reporter(connection), begin)
 
@@ -81,10 +81,6 @@ def perform(job: Job, reporter: Reporter, begin: float) -> None:
         traceback.print_exc()
         outcome = classify(error)
     reporter.outcome(outcome)
-
-
-NO_MEMORY = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "ALLOC_FAILED", "ALLOCATION_FAILED")
-"""What the messages of torch, CUDA, cuDNN and C++ have in common when memory is short."""
 
 
 def classify(error: BaseException) -> Outcome:

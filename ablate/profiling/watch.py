@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ablate import pulse
 from ablate.profiling import memory
 from ablate.profiling.clock import (
     StepTimer,
@@ -69,6 +70,7 @@ class Watch:
         with self.timer.step():
             yield
         self.surroundings.sample()
+        pulse.beat()
         if self._joules is not None and time.monotonic() - self._read_at > READ_EVERY_SECONDS:
             self._energy()
 
