@@ -22,6 +22,7 @@ from ablate.child import Child, explain
 from ablate.cli import main
 from ablate.job import GateJob
 from ablate.results import Results, Store
+from ablate.runner import running_now
 from ablate.schema import CONDITIONS
 
 TINY = """
@@ -85,12 +86,7 @@ def wait_for(condition: Callable[[], Any], seconds: float = 120) -> Any:
 
 def trial_process(run_pid: int, folder: Path, variant: str) -> psutil.Process | None:
     """The process of the variant's trial once it trains: the newest descendant, found through its parent's own word."""
-    running = folder / "results/tiny/running.json"
-    try:
-        said = json.loads(running.read_text(encoding="utf-8"))["trials"]
-    except (OSError, ValueError):
-        return None
-    if said != [f"{variant} seed 0"]:
+    if running_now(Store(folder / "results/tiny")) != [f"{variant} seed 0"]:
         return None
     children = psutil.Process(run_pid).children(recursive=True)
     return max(children, key=lambda child: child.create_time()) if len(children) >= 3 else None
@@ -310,7 +306,7 @@ def test_an_interrupted_run_says_so_and_goes_on_next_time(
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     assert rows(tmp_path)["status"].to_dict() == {"baseline": "ok", "long": "interrupted"}
     assert (tmp_path / "reports/tiny/report.md").is_file()
-    assert not (tmp_path / "results/tiny/running.json").exists()
+    assert list((tmp_path / "results/tiny/leases").iterdir()) == []
 
     assert run(tmp_path, "--workers", "1", "--set", "train.max_seconds=5")[0] == 1
     assert rows(tmp_path)["status"].to_dict() == {"baseline": "ok", "long": "timeout", "gqa": "ok"}
