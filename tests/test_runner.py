@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -85,11 +86,16 @@ def wait_for(condition: Callable[[], Any], seconds: float = 120) -> Any:
 
 
 def trial_process(run_pid: int, folder: Path, variant: str) -> psutil.Process | None:
-    """The process of the variant's trial once it trains: the newest descendant, found through its parent's own word."""
-    if running_now(Store(folder / "results/tiny")) != [f"{variant} seed 0"]:
+    """The process of the variant's trial once it has begun: the one that writes its log."""
+    store = Store(folder / "results/tiny")
+    if running_now(store) != [f"{variant} seed 0"]:
         return None
-    children = psutil.Process(run_pid).children(recursive=True)
-    return max(children, key=lambda child: child.create_time()) if len(children) >= 3 else None
+    (held,) = (store.folder / "leases").glob("[!.]*.json")
+    for child in psutil.Process(run_pid).children(recursive=True):
+        with contextlib.suppress(OSError, psutil.Error):
+            if Path(f"/proc/{child.pid}/fd/1").resolve() == store.log_path(held.stem).resolve():
+                return child
+    return None
 
 
 def test_what_ends_badly_is_a_row_and_the_rest_is_complete(
