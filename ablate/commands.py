@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ablate.variant import Trial
 
 _PARTS = (*SCHEMAS, "logs", "checkpoints", "leases")
+_REPORT_LEASE = ".report"
 _TAKEN = re.compile(r"mlflow\.db.*|mlartifacts|.*\.(db|lock)", re.IGNORECASE)
 
 
@@ -122,39 +123,44 @@ def _run(
     received: list[int],
 ) -> Ran:
     from ablate import machine, plan
+    from ablate.lease import Leases
     from ablate.progress import Progress
-    from ablate.runner import Run
+    from ablate.runner import Run, present
     from ablate.tasks import tasks
 
     store = Store(wanted.results / experiment.name, create=True)
     names = _names_of_trials(store)
-    store.write_experiment(plan.document(experiment, plans, machine.facts(resources), wanted.command()))
     trials = experiment.trials(resources.device, resources.threads)
     queue = tasks(trials, store, retry_failed=wanted.retry_failed, only=wanted.only)
     progress = Progress(console, len(queue))
-    running = Run(
-        experiment,
-        plans,
-        store,
-        resources,
-        progress,
-        lambda trial_id: tracker.mirror(trial_id) if tracker else None,
-        fail_fast=wanted.fail_fast,
-        retry_failed=wanted.retry_failed,
-        repeated=wanted.only != "train",
-    )
+    document = plan.document(experiment, plans, machine.facts(resources), wanted.command())
+    with present(Leases(store.folder / "leases"), received):
+        store.write_experiment(document)
+        running = Run(
+            experiment,
+            plans,
+            store,
+            resources,
+            progress,
+            lambda trial_id: tracker.mirror(trial_id) if tracker else None,
+            fail_fast=wanted.fail_fast,
+            retry_failed=wanted.retry_failed,
+            repeated=wanted.only != "train",
+            only=wanted.only,
+        )
     rounds_left = len(running.rounds_left())
     opening = _opening(experiment, len(queue), _stored_statuses(store, trials), rounds_left)
     console.print(visible(opening), markup=False, highlight=False, soft_wrap=True)
     tracker = _tracker(wanted, store, new=bool(queue or rounds_left), behind=_names_of_trials(store) != names)
     with progress:
         running.carry_out(queue, received)
-    folder = report(store.load(), wanted.reports)
-    if tracker:
-        tracker.attach(folder.parent)
-    results = store.load()
-    outcomes = _outcomes(results, len(trials))
-    failed = set(outcomes) - {"ok"} or experiment.invalid or (results.repeats["status"] != "ok").any()
+    reports = wanted.reports / experiment.name
+    with Leases(reports).wait(_REPORT_LEASE, stopped=lambda: bool(received)) or nullcontext():
+        folder = report(store.load(), wanted.reports)
+        if tracker:
+            tracker.attach(reports)
+    outcomes = _outcomes(_stored_statuses(store, trials), len(trials))
+    failed = set(outcomes) - {"ok"} or experiment.invalid or running.failed_rounds()
     return Ran(outcomes, len(queue), len(trials) - len(queue), folder, 1 if failed else 0)
 
 
@@ -221,8 +227,7 @@ def many(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
-def _outcomes(results: Results, planned: int) -> Counter[str]:
-    outcomes = Counter(str(status) for status in results.trials["status"])
+def _outcomes(outcomes: Counter[str], planned: int) -> Counter[str]:
     if missing := planned - outcomes.total():
         outcomes["not run"] = missing
     return outcomes

@@ -123,6 +123,17 @@ class Progress:
         self._say(f"{status:<7} {running.label}  {note}  [{self.done}/{self.total}]")
         self._refresh()
 
+    def leave(self, trial_id: str, note: str) -> None:
+        """A trial is another run's now."""
+        self._say(f"left    {self.running.pop(trial_id).label}  {note}")
+        self._refresh()
+
+    def elsewhere(self, label: str, status: str, note: str) -> None:
+        """A trial was to be run, and has ended in another run."""
+        self.done += 1
+        self._say(f"{status:<7} {label}  {note}  (another run)  [{self.done}/{self.total}]")
+        self._refresh()
+
     def time(self, number: int, total: int, label: str) -> None:
         """A variant is timed again, in the round of that number."""
         self.alone = f"round {number} of {total}: {label}"

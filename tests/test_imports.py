@@ -40,7 +40,7 @@ STOREYS = [
     ["registry", "document", "presets", "hf"],
     [*SLOTS],
     ["settings", "grid", "variant", "expansion", "experiment", "position_plot"],
-    ["model", "cost", "building", "importing", "job", "tables", "documents", "results", "mlflow_view"],
+    ["model", "cost", "building", "importing", "job", "tables", "documents", "results", "lease", "mlflow_view"],
     ["twin", "objectives", "batches", "train", "profiling", "plan", "machine", "stats", "interleaved"],
     [
         "gates",

@@ -157,7 +157,7 @@ def test_rounds_are_interleaved_with_the_baseline_at_both_ends(
     assert len(list((store.folder / "repeats").iterdir())) == 2, "a file a round"
     assert [label for _, _, label in watcher.heard[:4]] == ["baseline", "narrow", "deep", "baseline again"]
     assert watcher.heard[4] == (1, 2, "baseline 10.01 ms  narrow 5.01 ms  deep 20 ms  baseline again 10.01 ms")
-    assert not (store.folder / "running.json").exists()
+    assert list((store.folder / "leases").iterdir()) == []
 
 
 def test_a_variant_without_a_good_trial_is_not_timed(expand: Expand, tmp_path: Path, fakes: type[FakeChild]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from ablate.child import Child, explain
 from ablate.cli import main
 from ablate.job import GateJob
 from ablate.results import Results, Store
+from ablate.runner import running_now
 from ablate.schema import CONDITIONS
 
 TINY = """
@@ -84,16 +86,16 @@ def wait_for(condition: Callable[[], Any], seconds: float = 120) -> Any:
 
 
 def trial_process(run_pid: int, folder: Path, variant: str) -> psutil.Process | None:
-    """The process of the variant's trial once it trains: the newest descendant, found through its parent's own word."""
-    running = folder / "results/tiny/running.json"
-    try:
-        said = json.loads(running.read_text(encoding="utf-8"))["trials"]
-    except (OSError, ValueError):
+    """The process of the variant's trial once it has begun: the one that writes its log."""
+    store = Store(folder / "results/tiny")
+    if running_now(store) != [f"{variant} seed 0"]:
         return None
-    if said != [f"{variant} seed 0"]:
-        return None
-    children = psutil.Process(run_pid).children(recursive=True)
-    return max(children, key=lambda child: child.create_time()) if len(children) >= 3 else None
+    (held,) = (store.folder / "leases").glob("[!.]*.json")
+    for child in psutil.Process(run_pid).children(recursive=True):
+        with contextlib.suppress(OSError, psutil.Error):
+            if Path(f"/proc/{child.pid}/fd/1").resolve() == store.log_path(held.stem).resolve():
+                return child
+    return None
 
 
 def test_what_ends_badly_is_a_row_and_the_rest_is_complete(
@@ -313,7 +315,7 @@ def test_an_interrupted_run_says_so_and_goes_on_next_time(
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     assert rows(tmp_path)["status"].to_dict() == {"baseline": "ok", "long": "interrupted"}
     assert (tmp_path / "reports/tiny/report.md").is_file()
-    assert not (tmp_path / "results/tiny/running.json").exists()
+    assert list((tmp_path / "results/tiny/leases").iterdir()) == []
 
     assert run(tmp_path, "--workers", "1", "--set", "train.max_seconds=5")[0] == 1
     assert rows(tmp_path)["status"].to_dict() == {"baseline": "ok", "long": "timeout", "gqa": "ok"}
