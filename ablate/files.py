@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What the system says of a disk that takes no more."""
+
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp", re.DOTALL)
 _SURELY_ENDED_SECONDS = 3600.0
 """No write takes so long: what is left of one that began earlier is nobody's any more."""
@@ -89,8 +92,9 @@ def check_fits(size: int, path: Path) -> None:
 
 
 def check_room(folder: Path, size: int) -> None:
-    """Raises `OSError` where nothing can be written in `folder`, which is made, or not so many bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Raises `OSError` where nothing can be written in `folder`, or where it would be made, or not so many bytes."""
+    while not os.path.lexists(folder) and folder != folder.parent:
+        folder = folder.parent
     probe = _beside(folder / "room")
     try:
         with probe.open("wb") as file:

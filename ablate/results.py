@@ -7,6 +7,7 @@ counts only when all of it is there. What cannot be read is left out and named i
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import uuid
@@ -169,10 +170,21 @@ class Store:
         return [self.folder, *(self.folder / part for part in (*SCHEMAS, "logs"))]
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Nobody else writes rows meanwhile, nor compacts them. A lock that nobody gives up in time is an `OSError`."""
-        with FileLock(self.folder / LOCK, timeout=_SECONDS_TO_WAIT):
+    def alone(self, *, surely: bool = False) -> Iterator[None]:
+        """Nobody else writes rows meanwhile, nor compacts them: `surely`, or as far as the file system knows locks.
+
+        A lock that nobody gives up in time is an `OSError`.
+        """
+        lock = FileLock(self.folder / LOCK, timeout=_SECONDS_TO_WAIT)
+        try:
+            lock.acquire()
+        except NotImplementedError as error:
+            if surely:
+                raise OSError(errno.ENOLCK, "this file system has no locks", lock.lock_file) from error
+        try:
             yield
+        finally:
+            lock.release()
 
     def log_path(self, trial_id: str) -> Path:
         """Where the output of a trial's process goes."""
@@ -324,9 +336,14 @@ class Store:
             return {}
 
 
+def is_store(folder: Path) -> bool:
+    """Whether an experiment's results are there, in whatever state."""
+    return (folder / "experiment.json").exists() or (folder / "trials").is_dir()
+
+
 def load(path: str | Path) -> Results:
     """The results in one experiment's folder: `ablate.load("results/quickstart")`."""
     folder = Path(path)
-    if not (folder / "experiment.json").exists() and not (folder / "trials").is_dir():
+    if not is_store(folder):
         raise ResultsError(f"no results in {folder}")
     return Store(folder).load()

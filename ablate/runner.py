@@ -9,7 +9,7 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from multiprocessing.connection import wait
@@ -23,6 +23,7 @@ from ablate.child import Child
 from ablate.experiment import Experiment
 from ablate.gatekeeper import Checked
 from ablate.job import Job, Peaks
+from ablate.keeping import Keeper
 from ablate.machine import Resources
 from ablate.plan import VariantPlan
 from ablate.results import Store
@@ -71,6 +72,7 @@ class Run:
         self.repeated = repeated
         self.plans = {plan.variant.name: plan for plan in plans}
         self.rows = Rows(experiment, self.plans, store, resources)
+        self.keeper = Keeper(store.folder)
         self.stored = stored
         self.peaks: dict[int, Peaks] = {}
         self.aa: dict[int, dict[str, float]] = {}
@@ -92,14 +94,18 @@ class Run:
             self._calibrate(waiting, received)
             self._seek_capacities(waiting, received)
             while (waiting or self.running) and not received:
-                while waiting and len(self.running) < self.resources.workers:
+                while waiting and len(self.running) < self.resources.workers and self.keeper.goes_on:
                     self._begin(waiting.pop())
                 if self._wait() and self.fail_fast:
                     waiting.clear()
-            if not (received or (self.failed and self.fail_fast)):
+                self.keeper.again()
+                if self.keeper.gave_up:
+                    waiting.clear()
+            if not (received or (self.failed and self.fail_fast)) and self.keeper.settle(lambda: bool(received)):
                 self._repeat(received)
             if received:
                 self._interrupt(received[0])
+            self.keeper.last_try()
 
     def _through_gates(self, queue: list[Task], received: list[int]) -> list[Task]:
         """The tasks that may run. Those whose variant is not what it says are rows after this.
@@ -190,7 +196,8 @@ class Run:
 
     def _contrast(self) -> Contrast | None:
         found = rounds.of_experiment(self.experiment, self.store, self.resources)
-        self.store.note_timing(found.document() if found else None)
+        noted = found.document() if found else None
+        self.keeper.put("which variants are timed", lambda: self.store.note_timing(noted))
         return found
 
     def _left(self, found: Contrast | None, *, retry_failed: bool) -> list[int]:
@@ -211,7 +218,11 @@ class Run:
         for retry_failed in (self.retry_failed, False):
             left = self._left(found, retry_failed=retry_failed)
             for number, rows in rounds.carry_out(found, left, log, lambda: bool(received), self):
-                self.store.write_round(found.timing_id, number, rounds.columns(rows))
+                write = partial(self.store.write_round, found.timing_id, number, rounds.columns(rows))
+                if not self.keeper.put(f"round {number + 1} of timing", write):
+                    self.keeper.settle(lambda: bool(received))
+                if not self.keeper.goes_on:
+                    return
                 if self.fail_fast and any(row["status"] != "ok" for row in rows):
                     return
 
@@ -239,12 +250,14 @@ class Run:
         try:
             yield
         finally:
-            (self.store.folder / _RUNNING).unlink(missing_ok=True)
+            with suppress(OSError):
+                (self.store.folder / _RUNNING).unlink(missing_ok=True)
 
     def _announce(self, *more: str) -> None:
         labels = [*(_label(task.trial) for task, _, _ in self.running.values()), *more]
         text = json.dumps({"pid": os.getpid(), "trials": labels})
-        (self.store.folder / _RUNNING).write_text(text, encoding="utf-8")
+        with suppress(OSError):  # nothing is lost that counts
+            (self.store.folder / _RUNNING).write_text(text, encoding="utf-8")
 
     def _begin(self, task: Task) -> None:
         trial = task.trial
@@ -308,10 +321,16 @@ class Run:
         return status
 
     def _store(self, row: dict[str, Any], curves: Columns, profiles: Columns) -> None:
-        self.store.write_trial(row, curves, profiles)
+        self.keeper.put(f"{row['variant']} seed {row['seed']}", partial(self._write, row, curves, profiles))
         self._announce()
-        self.stored(row["trial_id"])
         self.watcher.finish(row["trial_id"], row["status"], _note(row))
+
+    def _write(self, row: dict[str, Any], curves: Columns, profiles: Columns) -> None:
+        self.store.write_trial(row, curves, profiles)
+        try:
+            self.stored(row["trial_id"])
+        except OSError as error:
+            _log.warning("not told on, python -m ablate sync FILE does it: %s", error.strerror or error)
 
     def _interrupt(self, number: int) -> None:
         for trial_id, (_, running, _) in list(self.running.items()):

@@ -163,18 +163,18 @@ def _read(path: Path, kind: str) -> Any:
     content = read_whole(path)
     if not content:
         raise UnreadableError("zero bytes")
-    is_sealed = _check_seal(content)
+    has_seal = _check_seal(content)
     try:
         file = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
         metadata = file.metadata.metadata or {}
     except _BROKEN as error:
         raise UnreadableError("torn, or not a Parquet file") from error
     _check_origin(metadata, kind)
-    if not is_sealed and int(metadata[b"schema_version"]) >= _SEALED_SINCE:
+    if not has_seal and int(metadata[b"schema_version"]) >= _SEALED_SINCE:
         raise UnreadableError("damaged: it has lost its checksum")
     check_fits(file.metadata.num_rows * file.metadata.num_columns * 8, path)
     try:
-        table = file.read()
+        table = file.read(use_threads=False)  # for small files threads only wait for each other
         table.validate(full=True)
     except _BROKEN as error:
         raise UnreadableError("torn, or not a Parquet file") from error
@@ -188,13 +188,13 @@ def _check_seal(content: bytes) -> bool:
     if seal is None:
         return False
     if _checksum(content, seal.start(1)) != seal[1].decode():
-        raise UnreadableError("damaged: its checksum is not that of what it holds")
+        raise UnreadableError("torn or damaged: its checksum is not that of what it holds")
     return True
 
 
-def is_sealed(path: Path) -> bool:
-    """Whether a file that was read holds a checksum: older ones do not."""
-    return _check_seal(read_whole(path))
+def is_sealed(table: Any) -> bool:
+    """Whether the file that it was read from holds a checksum: older ones do not."""
+    return bool(table.schema.metadata[b"checksum"])
 
 
 def _check_origin(metadata: Mapping[bytes, bytes], kind: str) -> None:
@@ -221,7 +221,7 @@ def _conform(table: Any, schema: Any, metadata: Mapping[bytes, bytes]) -> Any:
         ]
     except (pa.ArrowException, KeyError) as error:
         raise UnreadableError(f"a column has another type, or is there twice: {error}") from error
-    kept = {name: metadata.get(name, b"") for name in (b"write_id", _PARTS)}
+    kept = {name: metadata.get(name, b"") for name in (b"write_id", b"checksum", _PARTS)}
     return pa.Table.from_arrays(arrays, schema=schema.with_metadata({**schema.metadata, **kept}))
 
 
