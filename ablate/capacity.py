@@ -6,6 +6,7 @@ tries, of all variants, may take the same memory, so that their order says nothi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,11 +16,13 @@ from typing import Any, Literal, get_args
 from ablate import child, cost, machine
 from ablate.child import Child
 from ablate.documents import NOTES, read_json
-from ablate.files import write_json
 from ablate.job import CapacityJob
 from ablate.plan import VariantPlan
+from ablate.sealed import write_sealed
 from ablate.tables import Columns
 from ablate.variant import trial_of
+
+_log = logging.getLogger(__name__)
 
 LIMIT_SECONDS = 20.0
 """For the step of a try, and as long again for what comes before it."""
@@ -142,12 +145,16 @@ class Notes:
         """Keep one more, at once."""
         told = [sequences, length, found.answer, found.seconds, found.taken_bytes, found.limit_bytes]
         self._tries.setdefault(variant_id, []).append(told)
-        write_json(self.path, {**self._under, "tries": self._tries})
+        try:
+            write_sealed(self.path, {**self._under, "tries": self._tries})
+        except OSError as error:
+            # What is lost is only that a search which is cut short begins again.
+            _log.warning("%s cannot be written: %s", self.path.name, error.strerror or error)
 
     def _read(self) -> dict[str, Any]:
         try:
             told = read_json(self.path, NOTES, {"": list(NOTES)})
-        except (OSError, TypeError, ValueError, RecursionError):
+        except (OSError, TypeError, ValueError):
             return {}
         tries = [each for of_variant in told["tries"].values() for each in of_variant]
         return told if all(len(each) == 6 and each[2] in get_args(Answer) for each in tries) else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import io
 import logging
 import multiprocessing
 import os
@@ -111,12 +112,26 @@ def perform(job: AnyJob, connection: Connection) -> None:
 
 def _redirect_output(log: Path) -> None:
     """Everything printed goes to the log, also what libraries print past Python."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    except OSError:
+        target = os.open(os.devnull, os.O_WRONLY)
     os.dup2(target, 1)
     os.dup2(target, 2)
-    sys.stdout = sys.stderr = os.fdopen(target, "w", encoding="utf-8", buffering=1)
+    log_file = io.BufferedWriter(_Log(target, "w"))
+    sys.stdout = sys.stderr = io.TextIOWrapper(log_file, encoding="utf-8", line_buffering=True)
     faulthandler.enable(sys.stderr)
+
+
+class _Log(io.FileIO):
+    """What a full disk does not take is not in the log: that must not end a trial."""
+
+    def write(self, content: Any, /) -> int:
+        """All of it is written, as far as anyone is told."""
+        with contextlib.suppress(OSError):
+            super().write(content)
+        return len(content)
 
 
 class Child:

@@ -181,7 +181,14 @@ def run(**options: Any) -> int:
     console = Console(highlight=False)
     ran = commands.run(commands.Wanted(**{**options, "sets": tuple(options["sets"])}), console)
     outcomes = ", ".join(f"{number} {word}" for word, number in sorted(ran.outcomes.items()))
-    echo(f"{outcomes}; report: {ran.report}")
+    echo(f"{outcomes}; report: {ran.report or 'not written'}")
+    if ran.lost:
+        lines = "".join(f"{each}\n" for each in ran.lost)
+        echo(
+            f"{lines}  this could not be stored: free some space, or see to it that the folders can be written; "
+            "then run the same again, which does what is missing",
+            err=True,
+        )
     return ran.status
 
 
@@ -517,6 +524,63 @@ def sync(target: str, results: Path) -> int:
     if done.failed:
         echo(done.failed, err=True)
     return 1 if done.failed else 0
+
+
+@main.group()
+def results() -> None:
+    """Check and tidy what is stored."""
+
+
+@results.command()
+@click.argument("target")
+@RESULTS
+@JSON
+@command
+def verify(target: str, results: Path, as_json: bool) -> int:
+    """Check every stored file of an experiment's FILE or folder: checksums, schema, ids, and what belongs together.
+
+    Exit status 1 where something is wrong.
+    """
+    from ablate import commands
+
+    facts = commands.verify(target, results)
+    if as_json:
+        _print_json(facts)
+    else:
+        _print_faults(facts)
+    return 1 if facts["faults"] else 0
+
+
+def _print_faults(facts: Mapping[str, Any]) -> None:
+    from ablate.commands import many
+
+    for each in facts["faults"]:
+        click.echo(f"{each['file']}: {each['fault']}\n  {each['cure']}")
+    rows = ", ".join(f"{number} {kind}" for kind, number in facts["stored"].items())
+    older = f"; {many(facts['without_checksum'], 'file')} from before there were checksums" * bool(
+        facts["without_checksum"]
+    )
+    found = many(len(facts["faults"]), "fault") if facts["faults"] else "all is well"
+    click.echo(f"{facts['folder']}: {rows}{older}; {found}")
+
+
+@results.command()
+@click.argument("target")
+@RESULTS
+@JSON
+@command
+def compact(target: str, results: Path, as_json: bool) -> int:
+    """Merge the many small files of an experiment's FILE or folder into one of each kind; the rows stay the same."""
+    from ablate import commands
+
+    facts = commands.compact(target, results)
+    if as_json:
+        _print_json(facts)
+        return 0
+    merged = ", ".join(f"{number} {kind}" for kind, number in facts["merged"].items())
+    removed = f"; removed what killed writers left: {', '.join(facts['removed'])}" if facts["removed"] else ""
+    click.echo(f"{facts['folder']}: small files merged: {merged}{removed}")
+    return 0
 
 
 @main.command()

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from ablate import document, plug_in
 from ablate.choice import Faults, Settings, SettingsError
+from ablate.files import FULL, check_room
 from ablate.inside import folder_of
 from ablate.mlflow_view import LOCAL_URL, comparison_links
-from ablate.results import Results, Store, is_only_profiled, load, places
+from ablate.results import Results, Store, is_only_profiled, is_store, load, places, told
 from ablate.schema import SCHEMAS
+from ablate.shelf import COMPACTED
 from ablate.tables import ResultsError
 from ablate.terminal import visible
 
@@ -66,13 +68,16 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Ran:
-    """How a run ended: outcomes counted, what was there before, where the report is, and the exit status."""
+    """How a run ended: outcomes counted, what was there before, where the report is, the exit status, and what could
+    not be stored, with the reasons.
+    """
 
     outcomes: Counter[str]
     started: int
     skipped: int
-    report: Path
+    report: Path | None
     status: int
+    lost: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -107,8 +112,7 @@ def run(wanted: Wanted, console: Console) -> Ran:
     plans = plan.plan(experiment, timed=False)
     resources = _resources(wanted, plans)
     plan.check_device(experiment, resources.device)
-    for option, root in (("--results", wanted.results), ("--reports", wanted.reports)):
-        _check_writable(folder_of(root, experiment.name, *(_PARTS if root == wanted.results else ("plots",))), option)
+    _check_writable(wanted, experiment.name)
     with signals() as received:
         ran = _run(wanted, console, experiment, plans, resources, received)
     return replace(ran, status=128 + received[0]) if received else ran
@@ -132,6 +136,8 @@ def _run(
     names = _names_of_trials(store)
     trials = experiment.trials(resources.device, resources.threads)
     queue = tasks(trials, store, retry_failed=wanted.retry_failed, only=wanted.only)
+    _check_places(store, [task.trial for task in queue])
+    store.remove_leftovers()
     progress = Progress(console, len(queue))
     document = plan.document(experiment, plans, machine.facts(resources), wanted.command())
     with present(Leases(store.folder / "leases"), received):
@@ -150,29 +156,69 @@ def _run(
         )
     rounds_left = len(running.rounds_left())
     opening = _opening(experiment, len(queue), _stored_statuses(store, trials), rounds_left)
-    console.print(visible(opening), markup=False, highlight=False, soft_wrap=True)
+    for line in (opening, *_done_again(store, trials)):
+        console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
     tracker = _tracker(wanted, store, new=bool(queue or rounds_left), behind=_names_of_trials(store) != names)
     with progress:
         running.carry_out(queue, received)
-    reports = wanted.reports / experiment.name
-    with Leases(reports).wait(_REPORT_LEASE, stopped=lambda: bool(received)) or nullcontext():
-        folder = report(store.load(), wanted.reports)
-        if tracker:
-            tracker.attach(reports)
-    outcomes = _outcomes(_stored_statuses(store, trials), len(trials))
-    failed = set(outcomes) - {"ok"} or experiment.invalid or running.failed_rounds()
-    return Ran(outcomes, len(queue), len(trials) - len(queue), folder, 1 if failed else 0)
-
-
-def _check_writable(folder: Path, option: str) -> None:
-    """What cannot be written must not be noticed after hours of training."""
-    reason = None if not folder.is_dir() or os.access(folder, os.W_OK) else "no permission"
+    lost = running.keeper.lost()
+    folder = None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        with (
+            Leases(wanted.reports / experiment.name).wait(_REPORT_LEASE, stopped=lambda: bool(received))
+            or nullcontext()
+        ):
+            folder = report(store.load(), wanted.reports)
+            if tracker:
+                tracker.attach(folder.parent)
     except OSError as error:
-        reason = error.strerror
-    if reason:
-        raise document.FileFaults([f"{folder}: no folder that can be written: {reason}\n  give another {option}"])
+        lost.append(f"the report: {error.strerror or error}")
+    outcomes = _outcomes(_stored_statuses(store, trials), len(trials))
+    failed = set(outcomes) - {"ok"} or experiment.invalid or lost or running.failed_rounds()
+    return Ran(outcomes, len(queue), len(trials) - len(queue), folder, 1 if failed else 0, tuple(lost))
+
+
+def _check_writable(wanted: Wanted, name: str) -> None:
+    """What cannot be written must not be noticed after hours of training."""
+    folder_of(wanted.results, name, *_PARTS)
+    folder_of(wanted.reports, name, "plots")
+    store, report = Store(wanted.results / name), wanted.reports / name
+    for folder in (*store.folders(), wanted.results):
+        _check_room(folder, 0, "--results")
+    for folder in (report, report / "plots"):
+        _check_room(folder, _REPORT_BYTES, "--reports")
+
+
+_REPORT_BYTES, _TRIAL_BYTES = 2**18, 2**16
+"""What a report with its plots takes at least, and a trial's three files with its run in MLflow's database."""
+
+
+def _check_room(folder: Path, size: int, option: str) -> None:
+    try:
+        check_room(folder, size)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        cure = f"free some space, or give another {option}" if error.errno in FULL else f"give another {option}"
+        raise document.FileFaults([f"{folder}: no folder that can be written: {reason}\n  {cure}"]) from None
+
+
+def _check_places(store: Store, trials: Sequence[Trial]) -> None:
+    """There is room for what will be stored, and nothing stands there that a file cannot replace."""
+    _check_room(store.folder, _TRIAL_BYTES * len(trials), "--results")
+    paths = [shelf.path(trial.trial_id) for shelf in store.shelves.values() for trial in trials]
+    for path in [*paths, *(store.log_path(trial.trial_id) for trial in trials), store.folder / "experiment.json"]:
+        if path.is_dir() and not path.is_symlink():
+            raise document.FileFaults([f"{path}: a folder where a file will be written\n  move it away"])
+
+
+def _done_again(store: Store, trials: Sequence[Trial]) -> list[str]:
+    """Which files cannot be read, so that what they held is done again."""
+    ids, lines = {trial.trial_id for trial in trials}, []
+    for kind in ("trials", "repeats"):
+        for name, fault in store.look(kind).faults.items():
+            if kind == "repeats" or Path(name).stem in ids or name in ("", COMPACTED):
+                lines.append(f"{told(kind, name, fault)}; what it held is done again where it is missing")
+    return lines
 
 
 def _stored_statuses(store: Store, trials: Sequence[Trial]) -> Counter[str]:
@@ -248,7 +294,10 @@ def stored(target: str, results: Path) -> Results:
     try:
         return load(folder)
     except ResultsError as error:
-        raise document.FileFaults([f"{error}\n  run the experiment first, or give its folder of results"]) from None
+        raise document.FileFaults([f"{error}\n  {_NO_RESULTS}"]) from None
+
+
+_NO_RESULTS = "run the experiment first, or give its folder of results"
 
 
 def name_of(file: str) -> str:
@@ -333,6 +382,33 @@ def _rounds_left(experiment: Experiment, store: Store, resources: Resources) -> 
     repeats = experiment.baseline.settings.profile.repeats or 0
     found = rounds.of_experiment(experiment, store, resources)
     return repeats if found is None else len(rounds.left(found, store, repeats, retry_failed=False))
+
+
+def verify(target: str, results: Path) -> dict[str, Any]:
+    """What is stored of an experiment, all of it checked. Raises `FileFaults` where nothing is."""
+    from ablate.verify import verify
+
+    return verify(_store(target, results))
+
+
+def compact(target: str, results: Path) -> dict[str, Any]:
+    """Few files in the place of many, with the same rows. Raises `FileFaults` where nothing is."""
+    from ablate.compact import compact
+
+    store = _store(target, results)
+    try:
+        return compact(store)
+    except TimeoutError:
+        raise document.FileFaults([f"{store.folder}: somebody else is writing there\n  try again later"]) from None
+
+
+def _store(target: str, results: Path) -> Store:
+    folder = Path(target) if Path(target).is_dir() else results / name_of(target)
+    if not is_store(folder):
+        raise document.FileFaults(
+            [f"no results in {folder}\n  run the experiment first, or give its folder of results"]
+        )
+    return Store(folder)
 
 
 def doctor(device: str) -> dict[str, Any]:

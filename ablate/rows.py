@@ -56,7 +56,7 @@ class Rows:
             "is_baseline": trial.variant.is_baseline,
             "config": json.dumps(settings.model_dump(mode="json"), allow_nan=False),
             "changes": json.dumps(trial.variant.changes, allow_nan=False),
-            "attempts": 1 + (task.stored["attempts"] if task.stored else 0),
+            "attempts": 1 + ((task.stored or {}).get("attempts") or 0),
             "started_at": before.get("started_at") or started,
             "log": self.store.log_path(trial.trial_id).relative_to(self.store.folder).as_posix(),
             "params_total": plan.cost.params_total,

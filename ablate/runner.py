@@ -19,6 +19,7 @@ from ablate.child import Child
 from ablate.experiment import Experiment
 from ablate.gatekeeper import Checked
 from ablate.job import Job, Peaks
+from ablate.keeping import Keeper
 from ablate.lease import Lease, Leases
 from ablate.machine import Resources
 from ablate.plan import VariantPlan
@@ -75,6 +76,7 @@ class Run:
         self.repeated, self.only = repeated, only
         self.plans = {plan.variant.name: plan for plan in plans}
         self.rows = Rows(experiment, self.plans, store, resources)
+        self.keeper = Keeper(store.folder)
         self.stored = stored
         self.peaks: dict[int, Peaks] = {}
         self.aa: dict[int, dict[str, float]] = {}
@@ -101,15 +103,19 @@ class Run:
         self._calibrate(waiting, received)
         self._seek_capacities(waiting, received)
         while (waiting or self.running or self.put_off) and not received:
-            self._begin_some(waiting)
-            if (self._wait() or self.failed) and self.fail_fast:
+            if self.keeper.goes_on:
+                self._begin_some(waiting)
+            ended_badly = self._wait() or self.failed
+            self.keeper.again()
+            if (ended_badly and self.fail_fast) or self.keeper.gave_up:
                 waiting.clear()
                 self.put_off.clear()
         self._tell_of_others("")
-        if not (received or (self.failed and self.fail_fast)):
+        if not (received or (self.failed and self.fail_fast)) and self.keeper.settle(lambda: bool(received)):
             self._repeat(received)
         if received:
             self._interrupt(received[0])
+        self.keeper.last_try()
 
     def _through_gates(self, queue: list[Task], received: list[int]) -> list[Task]:
         """The tasks that may run. Those whose variant is not what it says are rows after this.
@@ -215,10 +221,11 @@ class Run:
 
     def _contrast(self, received: Sequence[int] = ()) -> Contrast | None:
         found = rounds.of_experiment(self.experiment, self.store, self.resources)
+        noted = found.document() if found else None
         with present(self.leases, received):
             # Another run's file may have other variants by now; which rounds those are compared by is for it to say.
             if self.meant is not None and _meaning(self.store) == self.meant:
-                self.store.note_timing(found.document() if found else None)
+                self.keeper.put("which variants are timed", lambda: self.store.note_timing(noted))
         return found
 
     def _left(self, found: Contrast | None, *, retry_failed: bool) -> list[int]:
@@ -250,7 +257,11 @@ class Run:
             for number, rows in rounds.carry_out(found, left, log, stopped, self.watcher):
                 if not held.renew():
                     return
-                self.store.write_round(found.timing_id, number, rounds.columns(rows))
+                write = partial(self.store.write_round, found.timing_id, number, rounds.columns(rows))
+                if not self.keeper.put(f"round {number + 1} of timing", write):
+                    self.keeper.settle(lambda: bool(received))
+                if not self.keeper.goes_on:
+                    return
                 if self.fail_fast and any(row["status"] != "ok" for row in rows):
                     return
 
@@ -397,9 +408,15 @@ class Run:
         return _LOST
 
     def _store(self, row: dict[str, Any], curves: Columns, profiles: Columns) -> None:
-        self.store.write_trial(row, curves, profiles)
-        self.stored(row["trial_id"])
+        self.keeper.put(f"{row['variant']} seed {row['seed']}", partial(self._write, row, curves, profiles))
         self.watcher.finish(row["trial_id"], row["status"], _note(row))
+
+    def _write(self, row: dict[str, Any], curves: Columns, profiles: Columns) -> None:
+        self.store.write_trial(row, curves, profiles)
+        try:
+            self.stored(row["trial_id"])
+        except OSError as error:
+            _log.warning("not told on, python -m ablate sync FILE does it: %s", error.strerror or error)
 
     def _interrupt(self, number: int) -> None:
         for trial_id, (_, running, _) in list(self.running.items()):

@@ -8,7 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+"""Since 3 a file holds a checksum of itself."""
 
 RENAMED: Mapping[int, Mapping[str, str]] = {1: {"mfu": "mfu_datasheet"}}
 """Columns by the last version in which they had another name: what `mfu` was is another figure now."""
@@ -172,3 +173,11 @@ REPEATS = _declare(
 )
 
 SCHEMAS: Mapping[str, Any] = {"trials": TRIALS, "curves": CURVES, "profiles": PROFILES, "repeats": REPEATS}
+
+REQUIRED: Mapping[str, tuple[str, ...]] = {
+    "trials": ("trial_id", "variant", "seed", "status"),
+    "curves": ("trial_id", "step", "split", "metric"),
+    "profiles": ("trial_id", "phase", "metric"),
+    "repeats": ("timing_id", "variant_id", "variant", "is_partner", "round", "place", "status"),
+}
+"""Columns without which a row is about nothing: a file with a null in one does not count."""

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ablate.files import write_json
+from ablate.sealed import read_sealed, write_sealed
 
 Kind = Literal["calibration", "aa"]
 
@@ -78,17 +78,17 @@ def folder() -> Path:
 def read(kind: Kind, what: dict[str, Any]) -> dict[str, Any] | None:
     """What is kept of this kind for a machine with this identity; None where nothing is that makes sense."""
     try:
-        known = json.loads(_file(kind, what).read_text(encoding="utf-8"))
+        known = read_sealed(_file(kind, what))
         _SHAPES[kind].model_validate(known)
         return known if all(known[key] == value for key, value in what.items()) else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, ValidationError):
+    except (OSError, ValueError, KeyError, TypeError, ValidationError):
         return None
 
 
 def write(kind: Kind, what: dict[str, Any], found: dict[str, Any]) -> None:
     """Keep it, whole or not at all; in a home that cannot be written it is measured again the next time."""
     with contextlib.suppress(OSError):
-        write_json(_file(kind, what), found)
+        write_sealed(_file(kind, what), found)
 
 
 def _file(kind: Kind, what: dict[str, Any]) -> Path:
