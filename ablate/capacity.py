@@ -33,6 +33,9 @@ MOST = {"largest_batch": 2**16, "largest_length": 2**20}
 KEPT_BACK = 0.1
 """The share of the available memory that is left to everything else."""
 
+GIVEN_UP = 0.05
+"""The share of an earlier limit by which what may be taken now can be less: half of what is kept back."""
+
 FINEST = 8
 """A search ends when it has the answer to one part in so many."""
 
@@ -122,7 +125,8 @@ class Notes:
     """The tries of an experiment in a file, written as each ends: a search that was cut short goes on where it was.
 
     They hold for one device, one torch, and memory that is still there: the same limit for all variants. Else, and
-    where the file makes no sense, there are none.
+    where the file makes no sense, there are none. What is available is never twice the same, so that a little less
+    (`GIVEN_UP`) is there still.
     """
 
     def __init__(self, path: Path, device: str, torch: str, available_bytes: int | None) -> None:
@@ -132,7 +136,7 @@ class Notes:
         if limit is None or available_bytes is None:
             is_here = is_here and limit == available_bytes
         else:
-            is_here = is_here and limit <= available_bytes
+            is_here = is_here and (1 - GIVEN_UP) * limit <= available_bytes
         self.memory_bytes: int | None = limit if is_here else available_bytes
         self._under = {"device": device, "torch": torch, "memory_bytes": self.memory_bytes}
         self._tries: dict[str, list[list[Any]]] = told["tries"] if is_here else {}

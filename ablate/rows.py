@@ -17,7 +17,7 @@ from ablate.experiment import Experiment
 from ablate.machine import Resources
 from ablate.plan import VariantPlan
 from ablate.results import Store
-from ablate.schema import CONDITIONS, PROFILED
+from ablate.schema import AA, CONDITIONS, PROFILED
 from ablate.tables import Columns
 from ablate.tasks import Task
 
@@ -43,6 +43,8 @@ class Rows:
         before = task.kept
         if "profile" in task.phases:
             before = {name: value for name, value in before.items() if name not in PROFILED}
+        if task.is_new:
+            before = {name: value for name, value in before.items() if name not in AA}
         profile_id = trial.profile_id if "profile" in task.phases else before.get("profile_id")
         return {
             **noise,

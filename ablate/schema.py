@@ -42,6 +42,9 @@ CONDITIONS = (
 )
 """Columns that say under what training was measured; those of its profile, which may be newer, are beside them."""
 
+AA = ("aa_step_ratio_low", "aa_step_ratio_high")
+"""Columns of the A/A check that stands behind the times of training."""
+
 JSON_COLUMNS = ("config", "changes", "kernels", "module_metrics", "profile_conditions")
 
 

@@ -220,7 +220,7 @@ def attempt_or_stop(attempt: Callable[..., Try], left: Iterator[int], *given: An
 
 @pytest.mark.parametrize(
     "changed",
-    [{"device": "cuda"}, {"torch": "1"}, {"memory_bytes": MEMORY + 1}, {"tries": {"ab": [[1]]}}, {"tries": 3}],
+    [{"device": "cuda"}, {"torch": "1"}, {"memory_bytes": MEMORY * 11 // 10}, {"tries": {"ab": [[1]]}}, {"tries": 3}],
 )
 def test_notes_that_do_not_hold_here_are_none(changed: dict[str, Any], tmp_path: Path) -> None:
     written = {"device": "cpu", "torch": "2", "memory_bytes": MEMORY, "tries": {"ab": [[1, 64, "fits", 1.0, 2, 3]]}}
@@ -229,6 +229,14 @@ def test_notes_that_do_not_hold_here_are_none(changed: dict[str, Any], tmp_path:
     assert Notes(path, "cpu", "2", MEMORY).known("ab") == {(1, 64): Try("fits", 1.0, 2, 3)}
     path.write_text(json.dumps(written | changed), encoding="utf-8")
     assert Notes(path, "cpu", "2", MEMORY).known("ab") == {}
+
+
+def test_a_little_less_memory_than_before_loses_no_try(tmp_path: Path) -> None:
+    """What a machine has available moves from one run to the next, and half of the time down."""
+    notes(tmp_path).add("ab", 1, 64, Try("fits", 1.0, 2, 3))
+    assert notes(tmp_path, MEMORY - MEMORY // 25).known("ab") == {(1, 64): Try("fits", 1.0, 2, 3)}
+    assert notes(tmp_path, MEMORY - MEMORY // 25).memory_bytes == MEMORY, "one limit for all variants"
+    assert notes(tmp_path, MEMORY - MEMORY // 10).known("ab") == {}
 
 
 # --- One try ----------------------------------------------------------------------------------------------------------

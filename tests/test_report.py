@@ -496,6 +496,18 @@ def test_exact_metrics_bold_all_that_share_the_best(sizes: tuple[int, ...], bold
     assert {name for name in names if "**" in cell(text, name, "KV cache ↓")} == bold
 
 
+def test_what_was_profiled_in_other_ways_is_not_compared(plain_text: Any) -> None:
+    """A file whose `profile` was changed, and a run of it that was interrupted: old cells stand beside new ones."""
+    sizes = {"baseline": 100, "a": 900, "b": 800}
+    for ways, bold in ((("x", "x", "x"), {"baseline"}), (("y", "x", "x"), set()), (("x", "x", None), {"baseline"})):
+        each = zip(sizes.items(), ways, strict=True)
+        rows = [trial(name, 0, 2.5, kv_cache_bytes_held=size, profile_id=way) for (name, size), way in each]
+        text = plain_text(results(rows))
+        assert {name for name in sizes if "**" in cell(text, name, "KV cache in memory ↓")} == bold
+        warned = "Not all trials were profiled in the same way (baseline; a, b)" in text.replace(" and ", ", ")
+        assert warned == (bold == set())
+
+
 def test_what_did_not_end_ok_does_not_compete(plain_text: Any) -> None:
     rows = [
         trial("baseline", 0, 2.5, kv_cache_bytes_per_token=512),

@@ -272,6 +272,21 @@ def test_a_profile_alone_measures_steps_and_trains_nothing(tmp_path: Path) -> No
     assert "nothing to train" in run(tmp_path)[1]
 
 
+def test_a_training_that_is_added_has_no_aa_check_of_an_earlier_time(tmp_path: Path) -> None:
+    """It stood behind the few steps of the profile. What stands behind a training stays when a profile is added."""
+    write(tmp_path)
+    checked = {"aa_step_ratio_low": 0.9, "aa_step_ratio_high": 1.1}
+    assert run(tmp_path, "--only", "profile")[0] == 0
+    rewrite(tmp_path, **checked)
+    assert run(tmp_path)[0] == 0
+    (trained,) = ablate.load(tmp_path / "results/tiny").trials.to_dict("records")
+    assert all(pd.isna(trained[name]) for name in checked)
+    rewrite(tmp_path, **checked)
+    assert run(tmp_path, "--set", "profile.decode.new_tokens=3")[0] == 0
+    (again,) = ablate.load(tmp_path / "results/tiny").trials.to_dict("records")
+    assert {name: again[name] for name in checked} == checked
+
+
 def test_training_alone_has_no_profile_and_a_whole_run_adds_it(tmp_path: Path) -> None:
     write(tmp_path)
     assert run(tmp_path, "--only", "train")[0] == 0

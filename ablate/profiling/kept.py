@@ -63,7 +63,12 @@ CALM = 0.5
 
 
 def disturbance(found: dict[str, Any]) -> float:
-    """The cores that other programs kept busy while it was measured; 0 where they do not count, or nobody tells."""
+    """The cores that other programs kept busy while it was measured; 0 where they do not count, or nobody tells.
+
+    A GPU's queue is filled well ahead, whatever keeps the processor busy.
+    """
+    if found.get("device") == "cuda":
+        return 0.0
     others = found.get("other_load_cores") or 0.0
     return others if others >= CALM else 0.0
 
