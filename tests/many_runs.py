@@ -57,8 +57,8 @@ class FakeChild:
     def listen(self) -> list[Any]:
         return []
 
-    def overdue(self) -> bool:
-        return False
+    def too_late(self) -> str | None:
+        return None
 
     def stop(self, outcome: Ending) -> None:
         self.outcome = outcome

@@ -66,8 +66,8 @@ class FakeChild:
     def is_alive(self) -> bool:
         return False
 
-    def overdue(self) -> bool:
-        return False
+    def too_late(self) -> str | None:
+        return None
 
     def listen(self) -> list[Any]:
         return []
@@ -364,7 +364,7 @@ def test_what_never_ends_is_ended_after_the_time_of_a_trial(
         stops.append(outcome)
 
     monkeypatch.setattr(FakeChild, "is_alive", lambda self: not stops)
-    monkeypatch.setattr(FakeChild, "overdue", lambda self: True)
+    monkeypatch.setattr(FakeChild, "too_late", lambda self: "still running after 7 s")
     monkeypatch.setattr(FakeChild, "stop", stop, raising=False)
     monkeypatch.setattr(FakeChild, "limit", 7.0)
     experiment = expand(VARIANTS, "profile.repeats=1", "train.max_seconds=7")

@@ -288,6 +288,8 @@ def test_nothing_is_held_against_what_was_measured_on_a_busy_machine() -> None:
     assert calibration.peaks_of(busy) == Peaks()
     assert set(calibration.lacking(busy)) == {"a", "mfu", "decode_bandwidth_share"}
     assert "1.5 cores" in calibration.lacking(busy)["mfu"]
+    assert calibration.peaks_of(busy | {"cpus": 64, "threads": 60}) == Peaks({"fp32": 5.0}, 3.0), "four are spare"
+    assert calibration.peaks_of(busy | {"cpus": 4, "threads": 4}) == Peaks()
 
 
 WRONG = ("fast", -5, 0, math.nan, math.inf)

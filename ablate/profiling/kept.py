@@ -61,6 +61,9 @@ _SHAPES: dict[Kind, type[_Kept]] = {"calibration": _Calibration, "aa": _Check}
 CALM = 0.5
 """Fewer cores that are busy with other programs do not count."""
 
+SPARE = 0.5
+"""Nor do they as long as so large a share of the cores that were not asked for stays free."""
+
 
 def disturbance(found: dict[str, Any]) -> float:
     """The cores that other programs kept busy while it was measured; 0 where they do not count, or nobody tells.
@@ -70,7 +73,8 @@ def disturbance(found: dict[str, Any]) -> float:
     if found.get("device") == "cuda":
         return 0.0
     others = found.get("other_load_cores") or 0.0
-    return others if others >= CALM else 0.0
+    spare = (found.get("cpus") or 0) - (found.get("threads") or 0)
+    return others if others >= max(CALM, SPARE * spare) else 0.0
 
 
 def folder() -> Path:
