@@ -23,7 +23,9 @@ from ruamel.yaml.tag import Tag
 
 from ablate.choice import Faults, Path, SettingsError
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.\-]{0,98}[A-Za-z0-9_\-])?")
+_DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+"""What is no file on some systems, whatever ends it; nor do names end with a dot there."""
 _ANY_CURE = "change it, or leave it out"
 _YAML_CURE = "mend this line or the one before it; text with signs of YAML in it needs quotes"
 _SHAPE_CURE = "write it as `key: value`, with at least `baseline` and `train`"
@@ -104,7 +106,7 @@ def read(path: str | File) -> Document:
 def experiment_name(document: Document) -> str:
     """The name of an experiment, which a folder has too; its file's where it gives none. Raises `FileFaults`."""
     name = document.data.get("name", File(document.file).stem)
-    if isinstance(name, str) and _NAME.fullmatch(name):
+    if isinstance(name, str) and _NAME.fullmatch(name) and not _DEVICE.fullmatch(name):
         return name
     cure = "give it a `name` of the letters A to z, digits, '.', '-' and '_': a folder has it too"
     raise told(document, _fault(("name",), f"{name!r} cannot be the name of an experiment", cure))

@@ -2,7 +2,7 @@
 
 Usage: python tools/fuzz.py [--files 2000] [--seed 0] [--first 0] [--keep FOLDER]
 
-Half a minute for a thousand files. Each file is a pure function of the seed and its number. It is read and planned as
+About a minute for a thousand files. Each file is a pure function of the seed and its number. It is read and planned as
 `plan FILE` does, in a child that may take some seconds of CPU time and some gigabytes for it. What must be refused is
 known beforehand for many kinds of mutations; see `fuzzing/`. Files with which something is wrong are kept, with what
 is wrong. Exit status 1 where there are any.
@@ -42,7 +42,7 @@ WAITING = 120
 BYTES = 6 * 2**30
 """Memory that may be added to what the imports take."""
 
-BLOCK = 200
+BLOCK = 400
 """Files that one child reads before a fresh one goes on."""
 
 Found = tuple[int, str, str, str]
@@ -95,6 +95,9 @@ def _mutated(rng: Random) -> Case:
 
 def fuzzed(seed: int, numbers: Sequence[int]) -> Iterator[Found]:
     """What came of each file. A child that ends over one is a fault of that file, and another goes on after it."""
+    torch.set_num_threads(1)
+    for origin in corpus():
+        tree(origin)  # read once here, and by no child
     blocks = [numbers[i : i + BLOCK] for i in range(0, len(numbers), BLOCK)]
     for block in blocks:
         done = 0
@@ -130,7 +133,6 @@ def _work(seed: int, block: Sequence[int], done: int, connection: Connection, fo
     sys.path[:0] = [str(Path.cwd())]
     os.chdir(folder)
     os.dup2(log, 2)
-    torch.set_num_threads(1)
     _bound_memory()
     faulthandler.register(signal.SIGVTALRM, chain=True)  # tells where it hangs, and then ends the process
     for number, case in list(cases(seed, block))[done:]:

@@ -83,7 +83,7 @@ def _encoded(text: str, rng: Random) -> Case:
 
 def _long(text: str, rng: Random) -> Case:
     word = rng.choice(("x", "é", " ", "[", "{a: ", "- ", "? ", '"', "0", "9", "a.", "../", "#", "\n", "&a ", "!")) * (
-        rng.choice((200, 5_000, 60_000))
+        rng.choice((200, 200, 200, 5_000, 5_000, 60_000))
     )
     at = rng.choice([0, len(text), *(m.end() for m in re.finditer(r": |\[|\{", text))])
     return Case("very long", (text[:at] + word + text[at:]).encode())
