@@ -21,7 +21,8 @@ class Job:
     """A trial as plain data.
 
     `settings` is the resolved tree of settings, `phases` holds "train", "profile" or both, `log` is the file that
-    everything printed goes to. `alone` says whether no other trial runs beside it.
+    everything printed goes to. `alone` says whether no other trial runs beside it. `corpus_sha256` and `sources` (by
+    file) are the hashes of what it was planned with, where it is to be held to that.
     """
 
     settings: dict[str, Any]
@@ -32,6 +33,8 @@ class Job:
     log: str
     peaks: Peaks = Peaks()
     alone: bool = True
+    corpus_sha256: str | None = None
+    sources: dict[str, str | None] = field(default_factory=dict)
 
     @property
     def limit(self) -> float | None:

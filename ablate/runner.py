@@ -258,6 +258,8 @@ class Run:
             log=str(self.store.log_path(trial.trial_id)),
             peaks=self.peaks.get(self.rows.threads(task), Peaks()),
             alone=self.resources.workers == 1,
+            corpus_sha256=trial.variant.corpus.sha256,
+            sources=trial.sources,
         )
         self.watcher.start(trial.trial_id, _label(trial), settings.train.n_steps)
         with child.environment(job.threads):

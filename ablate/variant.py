@@ -68,16 +68,20 @@ class Trial:
     seed: int
     trial_id: str
     profile_id: str
+    sources: dict[str, str | None]
+    """The files of the user's own code, each with its hash: part of the id."""
 
 
 def trial_of(variant: Variant, seed: int, device: str, threads: int) -> Trial:
     """A variant with a seed, under the hash of everything that determines its numbers."""
     identity = variant.identity
     own_threads = identity["train"].pop("threads")
-    sources = [registry.source_sha256(name) for name in foreign_names(identity["model"])]
+    own_code = list(foreign_names(identity["model"]))
+    sources = [registry.source_sha256(name) for name in own_code]
+    files = {str(file): registry.file_sha256(file) for name in own_code for file in registry.source_files(name)}
     trial_id = _hash([identity, seed, device, own_threads or threads, sources])
     profile = {key: value for key, value in variant.plain["profile"].items() if key != "repeats"}
-    return Trial(variant, seed, trial_id, _hash(profile))
+    return Trial(variant, seed, trial_id, _hash(profile), files)
 
 
 def timing_id(members: Sequence[str], cells: Any) -> str:

@@ -26,7 +26,6 @@ from pathlib import Path
 from random import Random
 
 import torch
-
 from fuzzing import text, trees
 from fuzzing.case import Case
 from fuzzing.corpus import corpus, tree

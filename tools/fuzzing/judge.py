@@ -56,7 +56,7 @@ def _wrongly_told(faults: FileFaults) -> str:
     """What is wrong with the way that faults are told: each has a line and a cure, and begins with its place."""
     for told in faults.lines:
         fault, _, cure = told.partition("\n  ")
-        if "\n" in cure or not cure.strip() or not told.isprintable() and not told.replace("\n", "").isprintable():
+        if "\n" in cure or not cure.strip() or (not told.isprintable() and not told.replace("\n", "").isprintable()):
             return f"not two lines: {told!r}"
         if not (_PLACED.match(fault) or fault == f"{FILE} is empty"):
             return f"without its place: {told!r}"
@@ -70,8 +70,7 @@ def _signature(facts: dict[str, Any]) -> str:
     said = json.dumps(facts, allow_nan=False, sort_keys=True)
     if not facts["variants"]:
         raise AssertionError("a plan of nothing")
-    said = re.sub(rf'"({"|".join(_TIMED)})": [^,}}]*', "", said)
-    return said
+    return re.sub(rf'"({"|".join(_TIMED)})": [^,}}]*', "", said)
 
 
 @functools.lru_cache(maxsize=64)

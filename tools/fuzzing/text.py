@@ -9,10 +9,56 @@ from random import Random
 from fuzzing.case import Case
 
 _SCRAPS = (
-    *(": ", "- ", ", ", "? ", "[", "]", "{", "}", "&a ", "*a", "!", "!!int ", "!!float ", "!!binary ", "|\n", ">-\n", "'"),
-    *('"', "#", "\n", "\t", "  ", "<<: *a\n", "---\n", "...\n", "%YAML 1.1\n", "%TAG ! x:\n", "\\ud83d", "\u2028", "\r"),
+    *(
+        ": ",
+        "- ",
+        ", ",
+        "? ",
+        "[",
+        "]",
+        "{",
+        "}",
+        "&a ",
+        "*a",
+        "!",
+        "!!int ",
+        "!!float ",
+        "!!binary ",
+        "|\n",
+        ">-\n",
+        "'",
+    ),
+    *(
+        '"',
+        "#",
+        "\n",
+        "\t",
+        "  ",
+        "<<: *a\n",
+        "---\n",
+        "...\n",
+        "%YAML 1.1\n",
+        "%TAG ! x:\n",
+        "\\ud83d",
+        "\u2028",
+        "\r",
+    ),
     *("@", "`", "!<x>", "~", "é", "\u0430", "\uff11", "\u202e", "\ufeff", "\u0085", "\U0001f600", "1_000", "1:30:00"),
-    *("0o17", "017", "0x1F", "2001-12-14t21:59:43.10-05:00", "2026-11-30", "yes", "NO", "Off", ".5", "+1", "1e-3", "=", "<<"),
+    *(
+        "0o17",
+        "017",
+        "0x1F",
+        "2001-12-14t21:59:43.10-05:00",
+        "2026-11-30",
+        "yes",
+        "NO",
+        "Off",
+        ".5",
+        "+1",
+        "1e-3",
+        "=",
+        "<<",
+    ),
 )
 _UNREADABLE = tuple(map(chr, [*range(9), 11, 12, *range(14, 32), 127, 0x80, 0x9F, 0xFFFE, 0xFFFF]))
 
@@ -94,7 +140,23 @@ def _two(text: str, rng: Random) -> Case:
 
 
 def _nothing(text: str, rng: Random) -> Case:
-    nothing = ("", " ", "\n", "---", "...", "---\n...\n", "# only words\n", "~", "null", "{}", "[]", "''", "0", "- a", "a")
+    nothing = (
+        "",
+        " ",
+        "\n",
+        "---",
+        "...",
+        "---\n...\n",
+        "# only words\n",
+        "~",
+        "null",
+        "{}",
+        "[]",
+        "''",
+        "0",
+        "- a",
+        "a",
+    )
     return Case("nothing", rng.choice(nothing).encode(), "refuse")
 
 
@@ -113,6 +175,20 @@ def _kept(text: str, rng: Random) -> Case:
 
 
 WAYS: tuple[Callable[[str, Random], Case], ...] = (
-    *(_flipped, _replaced, _cut, _repeated, _scraps, _scraps, _lines, _tabs, _unreadable, _encoded, _long, _two, _nothing),
+    *(
+        _flipped,
+        _replaced,
+        _cut,
+        _repeated,
+        _scraps,
+        _scraps,
+        _lines,
+        _tabs,
+        _unreadable,
+        _encoded,
+        _long,
+        _two,
+        _nothing,
+    ),
     _kept,
 )

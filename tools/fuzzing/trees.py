@@ -15,21 +15,163 @@ from fuzzing.writing import Pairs, Raw, written
 Tree = dict[str, Any]
 _UNKNOWN = "zzqx_unknown"
 _EVIL_NAMES = (
-    *("../x", "a/b", "a\\b", ".", "..", "...", "", " ", "/", "/etc/x", "~", "C:x", "-x", ".x", "x ", "con", "NUL", "aux.txt"),
-    *("com1", "lpt9.log", "x.", "Aux.", "mlflow.db", "mlartifacts", "x.lock", "x" * 101, "x" * 50_000, "n\u0430me", "\uff21", "a\u0301"),
-    *("a\nb", "a\tb", "a\u202eb", "a\u200bb", "é", "*", "a?b", "a:b", "a|b", "a<b>", "%00", "$(x)", "`x`", "a;b", "a'b", 'a"b'),
+    *(
+        "../x",
+        "a/b",
+        "a\\b",
+        ".",
+        "..",
+        "...",
+        "",
+        " ",
+        "/",
+        "/etc/x",
+        "~",
+        "C:x",
+        "-x",
+        ".x",
+        "x ",
+        "con",
+        "NUL",
+        "aux.txt",
+    ),
+    *(
+        "com1",
+        "lpt9.log",
+        "x.",
+        "Aux.",
+        "mlflow.db",
+        "mlartifacts",
+        "x.lock",
+        "x" * 101,
+        "x" * 50_000,
+        "n\u0430me",
+        "\uff21",
+        "a\u0301",
+    ),
+    *(
+        "a\nb",
+        "a\tb",
+        "a\u202eb",
+        "a\u200bb",
+        "é",
+        "*",
+        "a?b",
+        "a:b",
+        "a|b",
+        "a<b>",
+        "%00",
+        "$(x)",
+        "`x`",
+        "a;b",
+        "a'b",
+        'a"b',
+    ),
 )
 _NASTY: tuple[Any, ...] = (
-    *(0, 1, -1, 2, 3, 7, 2**24, 2**24 + 1, 2**31 - 1, 2**31, 2**40, 2**53, 2**63, 10**9, 10**12, 10**30, Raw("9" * 5000)),
-    *(1e9, 1e-9, 1e308, 5e-324, -0.0, 0.5, 0.1, 1.0, 1e12, Raw("1e999"), Raw("0o17"), Raw("017"), Raw("0x10"), Raw("1_000")),
-    *(True, False, None, Raw("yes"), Raw("No"), Raw("on"), Raw("1:30:00"), Raw("2026-11-30"), Raw("2M"), Raw("1.5k"), Raw("B")),
-    *("", " ", "x", "gqa", "mha", "moe", "rope", "none", "null", "1", "x" * 5000, "é", "\u202e", "../x", "a.b", "./x.py", "<<"),
-    *([], [[]], [None], [1, 2], ["a", "a"], {}, {"name": None}, {"name": "gqa"}, {"name": "x.y"}, {"a": {"b": {"c": 1}}}),
-    *(list(range(300)), [[1] * 40] * 40, {str(i): i for i in range(300)}, [{"every": 1}], [{"first": 10**9, "norm": "rms_norm"}]),
+    *(
+        0,
+        1,
+        -1,
+        2,
+        3,
+        7,
+        2**24,
+        2**24 + 1,
+        2**31 - 1,
+        2**31,
+        2**40,
+        2**53,
+        2**63,
+        10**9,
+        10**12,
+        10**30,
+        Raw("9" * 5000),
+    ),
+    *(
+        1e9,
+        1e-9,
+        1e308,
+        5e-324,
+        -0.0,
+        0.5,
+        0.1,
+        1.0,
+        1e12,
+        Raw("1e999"),
+        Raw("0o17"),
+        Raw("017"),
+        Raw("0x10"),
+        Raw("1_000"),
+    ),
+    *(
+        True,
+        False,
+        None,
+        Raw("yes"),
+        Raw("No"),
+        Raw("on"),
+        Raw("1:30:00"),
+        Raw("2026-11-30"),
+        Raw("2M"),
+        Raw("1.5k"),
+        Raw("B"),
+    ),
+    *(
+        "",
+        " ",
+        "x",
+        "gqa",
+        "mha",
+        "moe",
+        "rope",
+        "none",
+        "null",
+        "1",
+        "x" * 5000,
+        "é",
+        "\u202e",
+        "../x",
+        "a.b",
+        "./x.py",
+        "<<",
+    ),
+    *(
+        [],
+        [[]],
+        [None],
+        [1, 2],
+        ["a", "a"],
+        {},
+        {"name": None},
+        {"name": "gqa"},
+        {"name": "x.y"},
+        {"a": {"b": {"c": 1}}},
+    ),
+    *(
+        list(range(300)),
+        [[1] * 40] * 40,
+        {str(i): i for i in range(300)},
+        [{"every": 1}],
+        [{"first": 10**9, "norm": "rms_norm"}],
+    ),
 )
 _TAGS = (
-    *("!!python/object/apply:os.system [x]", "!!python/name:os.system x", "!!python/object:os.system {}", "!!binary aGk="),
-    *("!!timestamp 2026-11-30", "!!set {a}", "!!omap [a: 1]", "!foo x", "!<tag:x> 1", "!!pairs [a: 1]", "!!python/tuple [1]"),
+    *(
+        "!!python/object/apply:os.system [x]",
+        "!!python/name:os.system x",
+        "!!python/object:os.system {}",
+        "!!binary aGk=",
+    ),
+    *(
+        "!!timestamp 2026-11-30",
+        "!!set {a}",
+        "!!omap [a: 1]",
+        "!foo x",
+        "!<tag:x> 1",
+        "!!pairs [a: 1]",
+        "!!python/tuple [1]",
+    ),
     *("!!js/function x", "!!merge x", "!!value x"),
 )
 
@@ -133,8 +275,13 @@ def _tag(tree: Tree, rng: Random) -> Case:
 
 
 def _deep(tree: Tree, rng: Random) -> Case:
-    n, (left, right) = rng.choice((61, 61, 61, 200, 200, 200, 200, 5_000)), rng.choice((("[", "]"), ("{a: ", "}"), ("[{a: ", "}]")))
-    return _case("nested deeply", _with(tree, _inner(tree, rng), lambda old: Raw(left * n + "1" + right * n)), rng, "refuse")
+    n, (left, right) = (
+        rng.choice((61, 61, 61, 200, 200, 200, 200, 5_000)),
+        rng.choice((("[", "]"), ("{a: ", "}"), ("[{a: ", "}]"))),
+    )
+    return _case(
+        "nested deeply", _with(tree, _inner(tree, rng), lambda old: Raw(left * n + "1" + right * n)), rng, "refuse"
+    )
 
 
 def _bomb(tree: Tree, rng: Random) -> Case:
@@ -147,7 +294,15 @@ def _bomb(tree: Tree, rng: Random) -> Case:
 
 def _aliases(tree: Tree, rng: Random) -> Case:
     """Anchors, aliases and merges in places of their own; some hold themselves."""
-    kinds = ("&a {<<: *a}", "*nowhere", "&a [*a]", "{<<: 1}", "{<<: [{a: 1}, {a: 2}], <<: {b: 1}}", "&x 1", "[&x 1, &x 2, *x]")
+    kinds = (
+        "&a {<<: *a}",
+        "*nowhere",
+        "&a [*a]",
+        "{<<: 1}",
+        "{<<: [{a: 1}, {a: 2}], <<: {b: 1}}",
+        "&x 1",
+        "[&x 1, &x 2, *x]",
+    )
     whole = {**_with(tree, _inner(tree, rng), lambda old: Raw(rng.choice(kinds)))}
     return _case("aliases and merges", whole, rng)
 
@@ -155,7 +310,9 @@ def _aliases(tree: Tree, rng: Random) -> Case:
 def _renamed(tree: Tree, rng: Random) -> Case:
     def other(old: Tree) -> Tree:
         key = rng.choice(list(old))
-        new = rng.choice((key.upper(), key + "s", key[:-1], f" {key}", key.replace("_", "-"), "é", key + "\u200b", key * 2, "name"))
+        new = rng.choice(
+            (key.upper(), key + "s", key[:-1], f" {key}", key.replace("_", "-"), "é", key + "\u200b", key * 2, "name")
+        )
         return {new if k == key else k: v for k, v in old.items()}
 
     return _case("a key renamed", _with(tree, _mappings(tree, rng, at_least=1), other), rng)
@@ -215,7 +372,7 @@ def _numerous(tree: Tree, rng: Random) -> Case:
 
 def _huge(tree: Tree, rng: Random) -> Case:
     """Sizes within their bounds, and together beyond any machine."""
-    sizes = {
+    sizes: dict[str, tuple[Any, ...]] = {
         "d_model": (2**24, 2**20, 4096, 96),
         "n_layers": (10_000, 1000, 7),
         "n_heads": (2**24, 2**20, 1024, 1),
@@ -225,18 +382,26 @@ def _huge(tree: Tree, rng: Random) -> Case:
         "n_token_types": (2**24, 0),
         "family": ("encoder", "encoder_decoder", "decoder"),
     }
-    own = {key: rng.choice(values) for key, values in sizes.items() if rng.random() < 0.4}
-    recipe = {"batch_tokens": (2**53, 2**24, 128), "seq_len": (2**24, 16), "steps": (2**53,), "accumulate": (2**53, 2)}
-    train = {key: rng.choice(values) for key, values in recipe.items() if rng.random() < 0.15}
-    cells = {"batch": [2**53], "context": [2**24 - 32]}
-    below = {"prefill": {"batch": [2**53] * 50, "tokens": [2**24] * 50}, "decode": cells, "rounds": 2**53, "lengths": [2**24, 2]}
-    profile = {key: value for key, value in below.items() if rng.random() < 0.15}
-    data = rng.choice([{}] * 3 + [{"data": {"name": "random_tokens", "vocab_size": 2**16}}, {"data": {"name": "cycle", "period": 2**16}}])
+    recipe: dict[str, tuple[Any, ...]] = {
+        "batch_tokens": (2**53, 2**24, 128),
+        "seq_len": (2**24, 16),
+        "steps": (2**53,),
+    }
+    below: dict[str, tuple[Any, ...]] = {
+        "prefill": ({"batch": [2**53] * 50, "tokens": [2**24] * 50},),
+        "decode": ({"batch": [2**53], "context": [2**24 - 32]},),
+        "rounds": (2**53,),
+        "lengths": ([2**24, 2],),
+    }
     base = tree if rng.random() < 0.6 else TINY
-    for key, changes in (("baseline", own), ("train", train), ("profile", profile)):
+    for key, values, chance in (("baseline", sizes, 0.4), ("train", recipe, 0.15), ("profile", below, 0.15)):
         old = base.get(key)
+        changes = {name: rng.choice(each) for name, each in values.items() if rng.random() < chance}
         base = {**base, key: {**(old if isinstance(old, dict) else {}), **changes}}
-    return _case("huge", {**base, **data}, rng)
+    data = ({"name": "random_tokens", "vocab_size": 2**16}, {"name": "cycle", "period": 2**16})
+    if rng.random() < 0.4:
+        base = {**base, "data": rng.choice(data)}
+    return _case("huge", base, rng)
 
 
 def _reordered(tree: Tree, rng: Random) -> Case:
@@ -246,7 +411,31 @@ def _reordered(tree: Tree, rng: Random) -> Case:
 
 
 WAYS: tuple[Callable[[Tree, Random], Case], ...] = (
-    *(_unknown_key, _unknown_key, _doubled_key, _out_of_bounds, _swapped_type, _swapped_type, _nasty_setting, _nasty_setting),
-    *(_nasty, _nasty, _no_number, _tag, _deep, _bomb, _aliases, _renamed, _deleted, _moved, _wrapped, _named, _numerous, _huge),
+    *(
+        _unknown_key,
+        _unknown_key,
+        _doubled_key,
+        _out_of_bounds,
+        _swapped_type,
+        _swapped_type,
+        _nasty_setting,
+        _nasty_setting,
+    ),
+    *(
+        _nasty,
+        _nasty,
+        _no_number,
+        _tag,
+        _deep,
+        _bomb,
+        _aliases,
+        _renamed,
+        _deleted,
+        _moved,
+        _wrapped,
+        _named,
+        _numerous,
+        _huge,
+    ),
     *(_huge, _reordered),
 )
