@@ -75,9 +75,14 @@ class GateJob:
 
 @dataclass(frozen=True)
 class BuildJob:
-    """Variants that are to be built without memory, as plain data; `limit` in seconds is for all of them."""
+    """An experiment's file that is to be read, with the command line's `sets`, and those of its variants that are made
+    of the user's own code to be built without memory, from the kind `first` on; `limit` in seconds is for all of it.
+    """
 
-    settings: list[dict[str, Any]]
+    file: str
+    sets: tuple[str, ...]
+    max_trials: int
+    first: int
     log: str
     limit: float
 
