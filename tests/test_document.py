@@ -275,7 +275,29 @@ def test_names_of_experiments(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "../x", "a/b", "a\\b", ".x", "-x", "a b", "a\n", "ü", "x" * 101, 3, None, "a.", "con", "NUL", "Aux.txt", "com1", "lpt9.a"]
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "../x",
+        "a/b",
+        "a\\b",
+        ".x",
+        "-x",
+        "a b",
+        "a\n",
+        "ü",
+        "x" * 101,
+        3,
+        None,
+        "a.",
+        "con",
+        "NUL",
+        "Aux.txt",
+        "com1",
+        "lpt9.a",
+    ],
 )
 def test_names_that_are_no_plain_folder_are_refused(name: object) -> None:
     with pytest.raises(FileFaults, match="cannot be the name of an experiment\n  give it"):
