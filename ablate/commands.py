@@ -88,19 +88,20 @@ def _aside() -> Iterator[None]:
 
 
 @_aside()
-def read(wanted: Wanted, *, rehearsed: bool = False) -> Experiment:
-    """The experiment, every variant checked; `rehearsed` in a child first where code of the user's own is part of it.
+def read(wanted: Wanted) -> Experiment:
+    """The experiment, every variant checked; in a child first where code of the user's own is part of it.
 
     Raises `FileFaults`.
     """
-    from ablate import gatekeeper, plan
-    from ablate.experiment import Experiment
-    from ablate.variant import foreign_names
+    from ablate import experiment, gatekeeper, plan
+    from ablate.variant import of_own_code, own_code
 
-    experiment = Experiment.from_file(wanted.file, wanted.sets, wanted.max_trials)
-    _check_free(experiment.found, experiment.name)
-    foreign = [variant for variant in experiment.variants if rehearsed and any(foreign_names(variant.plain["model"]))]
-    return plan.checked(experiment, gatekeeper.rehearse(foreign))
+    found = experiment.read(wanted.file, wanted.sets)
+    _check_free(found, document.experiment_name(found))
+    fatal = gatekeeper.rehearse(found, wanted.sets, wanted.max_trials) if any(own_code(found.data)) else {}
+    whole = experiment.Experiment.of(found, wanted.max_trials)
+    own = of_own_code(whole.variants)
+    return plan.checked(whole, {variant.name: fault for kind, fault in fatal.items() for variant in own[kind]})
 
 
 def run(wanted: Wanted, console: Console) -> Ran:
@@ -108,7 +109,7 @@ def run(wanted: Wanted, console: Console) -> Ran:
     from ablate import plan
     from ablate.interruption import signals
 
-    experiment = read(wanted, rehearsed=True)
+    experiment = read(wanted)
     plans = plan.plan(experiment, timed=False)
     resources = _resources(wanted, plans)
     plan.check_device(experiment, resources.device)
@@ -426,7 +427,7 @@ def aa(wanted: Wanted, repeats: int, console: Console) -> dict[str, Any]:
     from ablate.interruption import Interrupted, signals
     from ablate.progress import Progress
 
-    experiment = read(wanted, rehearsed=True) if wanted.file else noise.own_experiment()
+    experiment = read(wanted) if wanted.file else noise.own_experiment()
     resources = machine.share(wanted.device, 1, bytes_each=0)
     plan.check_device(experiment, resources.device)
     with Progress(console, 0) as progress, signals() as received:
@@ -441,7 +442,7 @@ def gates(wanted: Wanted) -> dict[str, Any]:
     """What each gate says of each variant; none is trained, and nothing stored. Raises `FileFaults`."""
     from ablate import child, gatekeeper, machine
 
-    experiment = read(wanted, rehearsed=True)
+    experiment = read(wanted)
     workers = machine.share("cpu", wanted.workers, bytes_each=0).workers
     with child.environment(threads=1):
         child.warm_up(child.context("cpu"))

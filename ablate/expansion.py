@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 def _seeds(value: object) -> object:
     """A count means the seeds 0, 1, …"""
-    if isinstance(value, list):
+    if isinstance(value, list) and len(value) <= _MOST_SEEDS:
         return value
     count = as_whole(value)
     if not isinstance(count, int) or not 0 < count <= _MOST_SEEDS:
-        raise ValueError(f"a list of seeds is needed, or a count from 1 to {_MOST_SEEDS}")
+        raise ValueError(f"a list of at most {_MOST_SEEDS} seeds is needed, or a count from 1 to {_MOST_SEEDS}")
     return list(range(count))
 
 

@@ -33,10 +33,12 @@ class Experiment:
     @classmethod
     def from_file(cls, path: str | File, sets: Sequence[str] = (), max_trials: int = 1000) -> Experiment:
         """Read, check and expand a file, with `key=value` settings on top. Raises `FileFaults`."""
-        found = document.read(path)
+        return cls.of(read(path, sets), max_trials)
+
+    @classmethod
+    def of(cls, found: Document, max_trials: int = 1000) -> Experiment:
+        """Check and expand what a file says. Raises `FileFaults`."""
         try:
-            for change in sets:
-                _set(found, change)
             expanded = expand(found, max_trials)
         except Faults as faults:
             raise told(found, faults) from None
@@ -89,6 +91,17 @@ class Experiment:
     def trials(self, device: str, threads: int) -> list[Trial]:
         """Every variant with every seed, seeds outermost, as they run on this kind of device."""
         return [trial_of(variant, seed, device, threads) for seed in self.seeds for variant in self.variants]
+
+
+def read(path: str | File, sets: Sequence[str] = ()) -> Document:
+    """A file with the `key=value` settings of a command line in it, as it is written. Raises `FileFaults`."""
+    found = document.read(path)
+    try:
+        for change in sets:
+            _set(found, change)
+    except Faults as faults:
+        raise told(found, faults) from None
+    return found
 
 
 def _set(found: Document, change: str) -> None:

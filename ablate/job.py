@@ -22,7 +22,8 @@ class Job:
 
     `settings` is the resolved tree of settings, `phases` holds "train", "profile" or both, `log` is the file that
     everything printed goes to. `alone` says whether no other trial runs beside it. It may take `memory_bytes`, or all
-    that is available.
+    that is available. `corpus_sha256` and `sources` (by file) are the hashes of what it was planned with, where it is
+    to be held to that.
     """
 
     settings: dict[str, Any]
@@ -34,6 +35,8 @@ class Job:
     peaks: Peaks = Peaks()
     alone: bool = True
     memory_bytes: int | None = None
+    corpus_sha256: str | None = None
+    sources: dict[str, str | None] = field(default_factory=dict)
 
     @property
     def limit(self) -> float | None:
@@ -76,9 +79,14 @@ class GateJob:
 
 @dataclass(frozen=True)
 class BuildJob:
-    """Variants that are to be built without memory, as plain data; `limit` in seconds is for all of them."""
+    """An experiment's file that is to be read, with the command line's `sets`, and those of its variants that are made
+    of the user's own code to be built without memory, from the kind `first` on; `limit` in seconds is for all of it.
+    """
 
-    settings: list[dict[str, Any]]
+    file: str
+    sets: tuple[str, ...]
+    max_trials: int
+    first: int
     log: str
     limit: float
 

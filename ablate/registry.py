@@ -80,11 +80,24 @@ def slot_base(slot: str) -> type[Choice]:
 
 def source_sha256(name: str) -> str:
     """The hash of a user's own choice's file, and of what it imports of its package: part of its trials' identity."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in source_files(name))).hexdigest()
+
+
+def source_files(name: str) -> list[Path]:
+    """The files of a user's own choice: its own, and those that it imports of its package."""
     found = _foreign(name)
     package = found.__name__.partition(".")[0]
     inside = (module for key, module in sorted(sys.modules.items()) if key.startswith(f"{package}."))
     files = [Path(file) for module in (found, *inside) if (file := getattr(module, "__file__", None))]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in dict.fromkeys(files))).hexdigest()
+    return list(dict.fromkeys(files))
+
+
+def file_sha256(file: Path) -> str | None:
+    """The hash of one file; None where it cannot be read."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def _loaded(slot: str, name: str, path: choice.Path) -> Any:

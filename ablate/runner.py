@@ -341,6 +341,8 @@ class Run:
             peaks=self.peaks.get(self.rows.threads(task), Peaks()),
             alone=self.resources.workers == 1 and self.others == 0,
             memory_bytes=self.resources.memory_bytes,
+            corpus_sha256=trial.variant.corpus.sha256,
+            sources=trial.sources,
         )
         self.watcher.start(trial.trial_id, _label(trial), settings.train.n_steps)
         with child.environment(job.threads):

@@ -15,6 +15,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -114,6 +115,8 @@ class Trial:
         make_deterministic(self.settings.train)
         self.meter = EnergyMeter(self.device) if self.job.alone else None
         corpus = self.settings.data.corpus()
+        if changed := self._changed(corpus):
+            return Outcome("crashed", f"{changed} changed after it was planned: run again, which plans anew")
         self.objective = objective_of(self.settings.model, corpus.vocab_size)
         model = build(self.settings.model, self.job.seed).to(self.device)
         self._tell(device.facts(self.device, self.settings.train.precision))
@@ -134,6 +137,12 @@ class Trial:
             if problems := [*self._missing(phase), *self.problems]:
                 return Outcome("incomplete", "; ".join(problems))
         return Outcome("ok")
+
+    def _changed(self, corpus: Corpus) -> str | None:
+        """What is no longer as it was when the trial got its id, which would be that of other numbers."""
+        if self.job.corpus_sha256 not in (None, corpus.sha256):
+            return "the data"
+        return next((f for f, known in self.job.sources.items() if registry.file_sha256(Path(f)) != known), None)
 
     def _train(self, model: Transformer, corpus: Corpus) -> Outcome | None:
         recipe = self.settings.train

@@ -268,14 +268,36 @@ def test_values_of_the_command_line() -> None:
             scalar(wrong)
 
 
-@pytest.mark.parametrize("name", ["a", "a.b", "2024-01_x", "_x", "a..b", "x" * 100])
+@pytest.mark.parametrize("name", ["a", "a.b", "2024-01_x", "_x", "a..b", "x" * 100, "console", "com", "com10", "x.nul"])
 def test_names_of_experiments(name: str) -> None:
     assert experiment_name(Document("x.yaml", {"name": name}, {})) == name
     assert experiment_name(Document(f"some/where/{name}.yaml", {}, {})) == name
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "../x", "a/b", "a\\b", ".x", "-x", "a b", "a\n", "ü", "x" * 101, 3, None]
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "../x",
+        "a/b",
+        "a\\b",
+        ".x",
+        "-x",
+        "a b",
+        "a\n",
+        "ü",
+        "x" * 101,
+        3,
+        None,
+        "a.",
+        "con",
+        "NUL",
+        "Aux.txt",
+        "com1",
+        "lpt9.a",
+    ],
 )
 def test_names_that_are_no_plain_folder_are_refused(name: object) -> None:
     with pytest.raises(FileFaults, match="cannot be the name of an experiment\n  give it"):

@@ -552,8 +552,8 @@ def test_two_variants_never_share_a_name(refused: Refused) -> None:
         ("variants: {a: {n_layers: 2}, a: {n_layers: 3}}", "5:30: 'a' is written twice, in lines 5 and 5"),
         # seeds
         *[
-            (f"seeds: {seeds}", "5:1: 'seeds': a list of seeds is needed, or a count from 1 to 1000")
-            for seeds in ("0", "-1", "1001", "2M", "1.5", "'3'", "null", "{}")
+            (f"seeds: {seeds}", "5:1: 'seeds': a list of at most 1000 seeds is needed, or a count from 1 to 1000")
+            for seeds in ("0", "-1", "1001", "2M", "1.5", "'3'", "null", "{}", [*range(1001)])
         ],
         ("seeds: []", "5:1: 'seeds'"),
         ("seeds: true", "5:1: 'seeds': a whole number is needed, not true"),
