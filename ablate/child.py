@@ -24,7 +24,11 @@ from ablate.job import BuildJob, CalibrationJob, CapacityJob, GateJob, Job, Timi
 AnyJob = Job | TimingJob | GateJob | BuildJob | CalibrationJob | CapacityJob
 
 _POLL_SECONDS = 0.2
-_OWN_VARIABLES = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_TRACKING_TOKEN")
+_OWN_VARIABLES = (
+    *("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME"),
+    *("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"),
+)
+"""Only their parent has to do with MLflow, and only it needs to be let in."""
 
 
 def context(device: str) -> BaseContext:

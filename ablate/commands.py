@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
     from ablate.experiment import Experiment
     from ablate.machine import Resources
+    from ablate.mirror import Mirror
     from ablate.plan import VariantPlan
-    from ablate.tracking import SyncResult, Tracker
+    from ablate.tracking import SyncResult
     from ablate.variant import Trial
 
 _TAKEN = re.compile(r"mlflow\.db.*|mlartifacts|.*\.(db|lock)", re.IGNORECASE)
@@ -54,6 +55,13 @@ class Wanted:
         parts = ["python", "-m", "ablate", "run", self.file]
         for change in self.sets:
             parts += ["--set", change]
+        return shlex.join(parts)
+
+    def syncing(self) -> str:
+        """The command that brings MLflow up to date with it."""
+        parts = ["python", "-m", "ablate", "sync", self.file]
+        for option, folder in (("--results", self.results), ("--reports", self.reports)):
+            parts += [option, str(folder)] if folder != Path(option.removeprefix("--")) else []
         return shlex.join(parts)
 
 
@@ -132,7 +140,7 @@ def _run(
         store,
         resources,
         progress,
-        lambda trial_id: tracker.mirror(trial_id) if tracker else None,
+        lambda trial_id: mirror.mirror(trial_id) if mirror else None,
         fail_fast=wanted.fail_fast,
         retry_failed=wanted.retry_failed,
         repeated=wanted.only != "train",
@@ -140,12 +148,13 @@ def _run(
     rounds_left = len(running.rounds_left())
     opening = _opening(experiment, len(queue), _stored_statuses(store, trials), rounds_left)
     console.print(opening, markup=False, highlight=False, soft_wrap=True)
-    tracker = _tracker(wanted, store, new=bool(queue or rounds_left), behind=_names_of_trials(store) != names)
-    with progress:
-        running.carry_out(queue, received)
-    folder = report(store.load(), wanted.reports)
-    if tracker:
-        tracker.attach(folder.parent)
+    mirror = _mirror(wanted, store, new=bool(queue or rounds_left), behind=_names_of_trials(store) != names)
+    with mirror or nullcontext():
+        with progress:
+            running.carry_out(queue, received)
+        folder = report(store.load(), wanted.reports)
+        if mirror:
+            mirror.attach(folder.parent)
     results = store.load()
     outcomes = _outcomes(results, len(trials))
     failed = set(outcomes) - {"ok"} or experiment.invalid or (results.repeats["status"] != "ok").any()
@@ -175,16 +184,14 @@ def _names_of_trials(store: Store) -> dict[str, str]:
         return {}
 
 
-def _tracker(wanted: Wanted, store: Store, *, new: bool, behind: bool) -> Tracker | None:
+def _mirror(wanted: Wanted, store: Store, *, new: bool, behind: bool) -> Mirror | None:
     """The mirror, brought up to date where an earlier run left it behind; None where it has nothing to learn."""
-    from ablate.tracking import Tracker
+    from ablate.mirror import Mirror
 
-    mirrored = (store.mlflow() or {}).get("runs", {})
-    behind = behind or any(store.trial(trial_id) and trial_id not in mirrored for trial_id in _names_of_trials(store))
-    tracker = Tracker.open(wanted.results, store) if new or behind else None
-    if tracker and behind:
-        tracker.sync()
-    return tracker
+    mirrored = (store.mlflow() or {}).get("attempts", {})
+    rows = ((trial_id, store.trial(trial_id)) for trial_id in _names_of_trials(store))
+    behind = behind or any(row and mirrored.get(trial_id) != row["attempts"] for trial_id, row in rows)
+    return Mirror(wanted.results, store, wanted.syncing(), behind=behind) if new or behind else None
 
 
 def _resources(wanted: Wanted, plans: Sequence[VariantPlan]) -> Resources:
@@ -368,12 +375,12 @@ def gates(wanted: Wanted) -> dict[str, Any]:
     }
 
 
-def sync(target: str, results: Path) -> SyncResult:
-    """Bring MLflow up to date from what is stored."""
+def sync(target: str, results: Path, reports: Path) -> SyncResult:
+    """Bring MLflow up to date from what is stored, and with the report that was written of it."""
     from ablate.tracking import Tracker
 
     store = Store(stored(target, results).folder)
-    return Tracker.connect(results, store).sync()
+    return Tracker.connect(results, store).sync(reports / store.folder.name)
 
 
 @_aside()
