@@ -446,17 +446,21 @@ def _experiment_name(store: Store) -> str:
 # --- Getting there ----------------------------------------------------------------------------------------------------
 
 
+def _file_of(uri: str) -> Path | None:
+    """The database file of a plain SQLite address."""
+    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") and "?" not in uri else None
+
+
 def _check_database(uri: str) -> None:
     """MLflow tries a file that cannot be opened for minutes, and tells of it in the words of its own layers."""
-    path = Path(uri.removeprefix("sqlite:///"))
-    if not uri.startswith("sqlite:///") or not path.exists():
+    path = _file_of(uri)
+    if path is None or not path.exists():
         return
     fault = "it is a folder" if path.is_dir() else _fault_of_database(path)
+    if fault and "locked" in fault:
+        raise TrackingError(f"{path.name} is locked by another program.", f"When that has ended: {SYNC}")
     if fault:
-        raise TrackingError(
-            f"{path.name} cannot be read: {fault}.",
-            f"Move {path.name} away, then: {SYNC}",
-        )
+        raise TrackingError(f"{path.name} cannot be read: {fault}.", f"Move {path.name} away, then: {SYNC}")
 
 
 def _fault_of_database(path: Path) -> str | None:
@@ -464,8 +468,7 @@ def _fault_of_database(path: Path) -> str | None:
         with contextlib.closing(sqlite3.connect(path, timeout=_SECONDS_TO_WAIT_FOR_OTHERS)) as database:
             found: str = database.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.Error as error:
-        # Someone who writes for long is no fault of the file.
-        return None if "locked" in str(error) else str(error)
+        return str(error)
     return None if found == "ok" else " ".join(found.split())
 
 
@@ -561,14 +564,22 @@ def _tracking_errors() -> Iterator[None]:
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise TrackingError(reason, f"The results are safe in Parquet; later: {SYNC}") from error
+        raise TrackingError(reason, _cure(reason)) from error
+
+
+def _cure(reason: str) -> str:
+    if "database schema" in reason:
+        return (
+            f"Its file is of another version of MLflow. Upgrade the file (mlflow db upgrade ADDRESS, after a copy), or "
+            f"MLflow (pip install -U mlflow), or move the file away; then: {SYNC}"
+        )
+    return f"The results are safe in Parquet; later: {SYNC}"
 
 
 def _lock_path(uri: str, results_root: Path) -> Path:
     """Beside the store where it is a file: that is what several processes must not create at once."""
-    if uri.startswith("sqlite:///"):
-        return Path(uri.removeprefix("sqlite:///") + ".lock")
-    return results_root / ".mlflow.lock"
+    path = _file_of(uri)
+    return path.with_name(f"{path.name}.lock") if path else results_root / ".mlflow.lock"
 
 
 def _locked(path: Path) -> FileLock:
