@@ -35,7 +35,11 @@ NO_MEMORY = ("out of memory", "allocate memory", "not enough memory", "bad_alloc
 
 _LAST_BYTES = 2**16
 _POLL_SECONDS = 0.2
-_OWN_VARIABLES = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_TRACKING_TOKEN")
+_OWN_VARIABLES = (
+    *("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME"),
+    *("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"),
+)
+"""Only their parent has to do with MLflow, and only it needs to be let in."""
 
 
 def context(device: str) -> BaseContext:

@@ -514,12 +514,13 @@ def _print_gates(facts: Mapping[str, Any]) -> None:
 @main.command()
 @click.argument("target")
 @RESULTS
+@REPORTS
 @command
-def sync(target: str, results: Path) -> int:
+def sync(target: str, results: Path, reports: Path) -> int:
     """Bring MLflow up to date with what is stored of an experiment's FILE or folder."""
     from ablate import commands
 
-    done = commands.sync(target, results)
+    done = commands.sync(target, results, reports)
     echo(f"{len(done.written)} written, {len(done.replaced)} replaced, {len(done.unchanged)} unchanged")
     if done.failed:
         echo(done.failed, err=True)

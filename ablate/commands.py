@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
     from ablate.experiment import Experiment
     from ablate.machine import Resources
+    from ablate.mirror import Mirror
     from ablate.plan import VariantPlan
-    from ablate.tracking import SyncResult, Tracker
+    from ablate.tracking import SyncResult
     from ablate.variant import Trial
 
 _PARTS = (*SCHEMAS, "logs", "checkpoints", "leases")
@@ -63,6 +64,13 @@ class Wanted:
         parts = ["python", "-m", "ablate", "run", here or Path(self.file).name]  # where a home is, is nobody's business
         for change in self.sets:
             parts += ["--set", change]
+        return shlex.join(parts)
+
+    def syncing(self) -> str:
+        """The command that brings MLflow up to date with it."""
+        parts = ["python", "-m", "ablate", "sync", self.file]
+        for option, folder in (("--results", self.results), ("--reports", self.reports)):
+            parts += [option, str(folder)] if folder != Path(option.removeprefix("--")) else []
         return shlex.join(parts)
 
 
@@ -149,7 +157,7 @@ def _run(
             store,
             resources,
             progress,
-            lambda trial_id: tracker.mirror(trial_id) if tracker else None,
+            lambda trial_id: mirror.mirror(trial_id) if mirror else None,
             fail_fast=wanted.fail_fast,
             retry_failed=wanted.retry_failed,
             repeated=wanted.only != "train",
@@ -159,24 +167,29 @@ def _run(
     opening = _opening(experiment, len(queue), _stored_statuses(store, trials), rounds_left)
     for line in (opening, *_done_again(store, trials)):
         console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
-    tracker = _tracker(wanted, store, new=bool(queue or rounds_left), behind=_names_of_trials(store) != names)
-    with progress:
-        running.carry_out(queue, received)
-    lost = running.keeper.lost()
-    folder = None
-    try:
-        with (
-            Leases(wanted.reports / experiment.name).wait(_REPORT_LEASE, stopped=lambda: bool(received))
-            or nullcontext()
-        ):
-            folder = report(store.load(), wanted.reports)
-            if tracker:
-                tracker.attach(folder.parent)
-    except OSError as error:
-        lost.append(f"the report: {error.strerror or error}")
+    mirror = _mirror(wanted, store, new=bool(queue or rounds_left), behind=_names_of_trials(store) != names)
+    with mirror or nullcontext():
+        with progress:
+            running.carry_out(queue, received)
+        lost = running.keeper.lost()
+        folder = None
+        try:
+            folder = _report_alone(store, wanted.reports / experiment.name, received)
+            if mirror:
+                mirror.attach(folder.parent)
+        except OSError as error:
+            lost.append(f"the report: {error.strerror or error}")
     outcomes = _outcomes(_stored_statuses(store, trials), len(trials))
     failed = set(outcomes) - {"ok"} or experiment.invalid or lost or running.failed_rounds()
     return Ran(outcomes, len(queue), len(trials) - len(queue), folder, 1 if failed else 0, tuple(lost))
+
+
+def _report_alone(store: Store, folder: Path, received: Sequence[int]) -> Path:
+    """Write the report while no other run writes one there."""
+    from ablate.lease import Leases
+
+    with Leases(folder).wait(_REPORT_LEASE, stopped=lambda: bool(received)) or nullcontext():
+        return report(store.load(), folder.parent)
 
 
 def _check_writable(wanted: Wanted, name: str) -> None:
@@ -234,16 +247,14 @@ def _names_of_trials(store: Store) -> dict[str, str]:
         return {}
 
 
-def _tracker(wanted: Wanted, store: Store, *, new: bool, behind: bool) -> Tracker | None:
+def _mirror(wanted: Wanted, store: Store, *, new: bool, behind: bool) -> Mirror | None:
     """The mirror, brought up to date where an earlier run left it behind; None where it has nothing to learn."""
-    from ablate.tracking import Tracker
+    from ablate.mirror import Mirror
 
-    mirrored = (store.mlflow() or {}).get("runs", {})
-    behind = behind or any(store.trial(trial_id) and trial_id not in mirrored for trial_id in _names_of_trials(store))
-    tracker = Tracker.open(wanted.results, store) if new or behind else None
-    if tracker and behind:
-        tracker.sync()
-    return tracker
+    mirrored = (store.mlflow() or {}).get("attempts", {})
+    rows = ((trial_id, store.trial(trial_id)) for trial_id in _names_of_trials(store))
+    behind = behind or any(row and mirrored.get(trial_id) != row["attempts"] for trial_id, row in rows)
+    return Mirror(wanted.results, store, wanted.syncing(), behind=behind) if new or behind else None
 
 
 def _resources(wanted: Wanted, plans: Sequence[VariantPlan]) -> Resources:
@@ -459,12 +470,12 @@ def gates(wanted: Wanted) -> dict[str, Any]:
     }
 
 
-def sync(target: str, results: Path) -> SyncResult:
-    """Bring MLflow up to date from what is stored."""
+def sync(target: str, results: Path, reports: Path) -> SyncResult:
+    """Bring MLflow up to date from what is stored, and with the report that was written of it."""
     from ablate.tracking import Tracker
 
     store = Store(stored(target, results).folder)
-    return Tracker.connect(results, store).sync()
+    return Tracker.connect(results, store).sync(reports / store.folder.name)
 
 
 @_aside()

@@ -46,7 +46,7 @@ EXPERIMENT = {
 NOTES = {"device": str, "torch": str, "memory_bytes": (int, type(None)), "tries": {TRIAL_ID: [[_TOLD]]}}
 """Of the search for the largest step."""
 
-MLFLOW = {"experiment_id": str, "runs": {TRIAL_ID: str}}
+MLFLOW = {"experiment_id": str, "owner": str, "runs": {TRIAL_ID: str}, "attempts": {TRIAL_ID: _NUMBER}}
 
 
 def read_json(path: Path, shape: Mapping[str, Any], required: Mapping[str, Sequence[str]]) -> dict[str, Any]:

@@ -287,11 +287,15 @@ class Store:
     def mlflow(self) -> dict[str, Any] | None:
         """Where the present experiment's trials are mirrored, or None: the mirror can always be made again."""
         try:
-            noted = read_json(self.folder / "mlflow.json", MLFLOW, {"": list(MLFLOW)})
+            noted = read_json(self.folder / "mlflow.json", MLFLOW, {"": ["experiment_id", "runs"]})
         except (OSError, TypeError, ValueError):
             return None
         present = self.present()
-        return {**noted, "runs": {key: run for key, run in noted["runs"].items() if present is None or key in present}}
+        by_trial = {name: noted[name] for name in ("runs", "attempts") if name in noted}
+        return noted | {
+            name: {key: value for key, value in each.items() if present is None or key in present}
+            for name, each in by_trial.items()
+        }
 
     def present(self) -> Mapping[str, tuple[int, int, Mapping[str, Any]]] | None:
         """The `places` of the present experiment's trials; None where no experiment.json says which they are."""
