@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from ablate.job import BuildJob, CalibrationJob, CapacityJob, GateJob, Job, TimingJob, Verdict
+from ablate.job import BuildJob, CalibrationJob, CapacityJob, GateJob, Job, Past, TimingJob, Verdict
 
 AnyJob = Job | TimingJob | GateJob | BuildJob | CalibrationJob | CapacityJob
 
@@ -74,12 +74,13 @@ def _nothing() -> None:
 def perform(job: AnyJob, connection: Connection) -> None:
     """A child's whole life. The parent never imports what it does there, whose imports take seconds."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
-    _die_with_parent()
+    stopped = threading.Event()
+    _heed_parent(connection, stopped)
     _redirect_output(Path(job.log))
     if isinstance(job, Job):
         from ablate import trial
 
-        trial.main(job, connection)
+        trial.main(job, connection, stopped)
     elif isinstance(job, TimingJob):
         from ablate import timing
 
@@ -98,8 +99,9 @@ def perform(job: AnyJob, connection: Connection) -> None:
         gates.main(job, connection)
 
 
-def _die_with_parent() -> None:
-    """However busy this process is, as with a compiler, which it takes with it.
+def _heed_parent(connection: Connection, stopped: threading.Event) -> None:
+    """Die with the parent, however busy this process is, as with a compiler, which it takes with it; and hear when it
+    says that the work is to stop.
 
     A signal at the parent's death would come at that of the server that this process is forked from.
     """
@@ -107,7 +109,11 @@ def _die_with_parent() -> None:
     assert parent is not None
 
     def watch() -> None:
-        wait([parent.sentinel])
+        if parent.sentinel not in wait([parent.sentinel, connection]):
+            with contextlib.suppress(EOFError, OSError):
+                connection.recv()
+            stopped.set()
+            wait([parent.sentinel])
         _kill(os.getpid())
 
     threading.Thread(target=watch, daemon=True).start()
@@ -143,8 +149,9 @@ class Child:
         self.profiles: dict[str, list[Any]] = defaultdict(list)
         self.verdicts: list[Verdict] = []
         self.outcome: tuple[str, str | None, str | None] | None = None
+        self.past: Past | None = None  # what lies before this attempt, where it goes on with a training
         self._oom_kills = oom_kills()
-        self.connection, theirs = multiprocessing.Pipe(duplex=False)
+        self.connection, theirs = multiprocessing.Pipe()
         self.process = start.Process(target=perform, args=(job, theirs), daemon=True)  # type: ignore[attr-defined]
         self.process.start()
         self.began = time.monotonic()
@@ -168,6 +175,8 @@ class Child:
             self.columns.update(content[0])
         elif kind == "verdict":
             self.verdicts.append(content[0])
+        elif kind == "past":
+            self.past = content[0]
         elif kind == "outcome":
             self.outcome = (content[0], content[1], content[2])
         elif kind == "profiles":
@@ -181,16 +190,34 @@ class Child:
             self.phase = content[0]
             yield kind, content[0]
 
+    def ask_to_stop(self) -> None:
+        """Say that the work is to end where it can be gone on with. Of all work a training alone heeds it."""
+        with contextlib.suppress(OSError):
+            self.connection.send("stop")
+
     def overdue(self) -> bool:
         """Whether the time that the file allows is over."""
         return self.limit is not None and time.monotonic() - self.began > self.limit
 
     def stop(self, outcome: tuple[str, str | None, str | None]) -> None:
         """End the child now, for the reason given."""
-        _kill(self.process.pid)
-        self.process.join()
+        self.kill()
         list(self.listen())
         self.outcome = outcome
+
+    def kill(self) -> None:
+        """End the child now, where it has not ended."""
+        if self.process.is_alive():
+            _kill(self.process.pid)
+        self.process.join()
+
+    def interrupt(self, reason: str) -> None:
+        """End the child now; what it has not said otherwise is that it was interrupted."""
+        self.kill()
+        list(self.listen())
+        status, phase, said = self.outcome or ("interrupted", self.phase, None)
+        if status == "interrupted":
+            self.outcome = (status, phase, "; ".join(filter(None, (reason, said))))
 
     def end(self) -> tuple[str, str | None, str | None]:
         """(status, phase, reason) of a child that has ended."""

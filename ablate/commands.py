@@ -118,12 +118,13 @@ def _run(
     from ablate import machine, plan
     from ablate.progress import Progress
     from ablate.runner import Run
-    from ablate.tasks import tasks
+    from ablate.tasks import tasks, tidy
 
     store = Store(wanted.results / experiment.name, create=True)
     names = _names_of_trials(store)
     store.write_experiment(plan.document(experiment, plans, machine.facts(resources), wanted.command()))
     trials = experiment.trials(resources.device, resources.threads)
+    tidy(trials, store)
     queue = tasks(trials, store, retry_failed=wanted.retry_failed, only=wanted.only)
     progress = Progress(console, len(queue))
     running = Run(

@@ -22,6 +22,9 @@ class Job:
 
     `settings` is the resolved tree of settings, `phases` holds "train", "profile" or both, `log` is the file that
     everything printed goes to. `alone` says whether no other trial runs beside it.
+
+    In the folder `checkpoints`, which has the trial's id for its name, stands what it goes on from; where that is ""
+    none are kept. It is the `attempt` of that number, and what one before `first_attempt` has left does not count.
     """
 
     settings: dict[str, Any]
@@ -32,6 +35,9 @@ class Job:
     log: str
     peaks: Peaks = Peaks()
     alone: bool = True
+    checkpoints: str = ""
+    attempt: int = 1
+    first_attempt: int = 1
 
     @property
     def limit(self) -> float | None:
@@ -105,6 +111,18 @@ class CapacityJob:
     memory_bytes: int | None
     log: str
     limit: float
+
+
+@dataclass(frozen=True)
+class Past:
+    """What lies behind a checkpoint: steps; when the first attempt began, by `time.time`; the seconds of all attempts,
+    and how many these are, the one that wrote it among them.
+    """
+
+    steps: int
+    began: float
+    seconds: float
+    attempts: int
 
 
 @dataclass(frozen=True)

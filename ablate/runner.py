@@ -29,12 +29,17 @@ from ablate.results import Store
 from ablate.rounds import Contrast
 from ablate.rows import Rows
 from ablate.tables import Columns
-from ablate.tasks import Task
+from ablate.tasks import Task, is_final
 from ablate.variant import Trial
 
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
+GRACE_SECONDS = 4.0
+"""For trainings to be kept where they are, when the run is to end; all of that has to be over in 10 s."""
+
+_GRACE_POLL_SECONDS = 0.1
+_CAN_STOP = ("train", "evaluate")
 _RUNNING = "running.json"
 _CAPACITY = "capacity.json"
 
@@ -94,7 +99,7 @@ class Run:
             while (waiting or self.running) and not received:
                 while waiting and len(self.running) < self.resources.workers:
                     self._begin(waiting.pop())
-                if self._wait() and self.fail_fast:
+                if self._wait(received) and self.fail_fast:
                     waiting.clear()
             if not (received or (self.failed and self.fail_fast)):
                 self._repeat(received)
@@ -239,6 +244,8 @@ class Run:
         try:
             yield
         finally:
+            for _, running, _ in self.running.values():  # there are some where a second signal came
+                running.kill()
             (self.store.folder / _RUNNING).unlink(missing_ok=True)
 
     def _announce(self, *more: str) -> None:
@@ -258,6 +265,9 @@ class Run:
             log=str(self.store.log_path(trial.trial_id)),
             peaks=self.peaks.get(self.rows.threads(task), Peaks()),
             alone=self.resources.workers == 1,
+            checkpoints=str(self.store.checkpoints_path(trial.trial_id)) if "train" in task.phases else "",
+            attempt=task.attempt,
+            first_attempt=task.first_attempt,
         )
         self.watcher.start(trial.trial_id, _label(trial), settings.train.n_steps)
         with child.environment(job.threads):
@@ -273,10 +283,12 @@ class Run:
             self.company[trial_id] = self.company.get(trial_id, 0.0) + (now - self.changed) * len(self.running)
         self.changed = now
 
-    def _wait(self) -> bool:
+    def _wait(self, received: list[int]) -> bool:
         """Listen until something ends or a moment has passed. Returns whether a trial ended that is not `ok`."""
         wait([each for _, running, _ in self.running.values() for each in running.waitables()], _POLL_SECONDS)
         failed = False
+        if received:
+            return failed  # what has ended may have ended by the same signal
         for trial_id, (_, running, _) in list(self.running.items()):
             ended = not running.process.is_alive()
             self._pass_on(trial_id, running)
@@ -298,12 +310,15 @@ class Run:
         task, running, started = self.running.pop(trial_id)
         status, phase, reason = running.end()
         wall, company = time.monotonic() - running.began, self.company.pop(trial_id, 0.0)
-        before = task.kept.get("wall_seconds") or 0.0
+        before = task.before.get("wall_seconds") or 0.0
+        before = max(before, running.past.seconds) if running.past else before
         times = {"wall_seconds": before + wall, "trials_at_once": max(1.0, company / wall) if wall else 1.0}
         found = self.capacities.get(task.trial.variant.name, Capacity()) if "profile" in task.phases else Capacity()
         row = self.rows.ended(task, self._known(task, started) | times, running, found)
         row |= {"status": status, "phase": phase, "reason": reason}
         self._store(row, self.rows.curves(task, running), self.rows.profiles(task, running, found))
+        if is_final(row) and not task.trial.variant.settings.train.keep_checkpoints:
+            self.store.drop_checkpoints(trial_id)
         self.failed |= status != "ok"
         return status
 
@@ -314,9 +329,19 @@ class Run:
         self.watcher.finish(row["trial_id"], row["status"], _note(row))
 
     def _interrupt(self, number: int) -> None:
-        for trial_id, (_, running, _) in list(self.running.items()):
-            running.stop(("interrupted", running.phase, f"the run got {signal.Signals(number).name}"))
-            self._finish(trial_id)
+        """End all that runs, trainings where they can be gone on with."""
+        reason = f"the run got {signal.Signals(number).name}"
+        deadline = time.monotonic() + GRACE_SECONDS
+        for _, running, _ in self.running.values():
+            running.ask_to_stop()
+        while self.running:
+            wait([each for _, running, _ in self.running.values() for each in running.waitables()], _GRACE_POLL_SECONDS)
+            for trial_id, (_, running, _) in list(self.running.items()):
+                ended = not running.process.is_alive()
+                self._pass_on(trial_id, running)
+                if ended or running.phase not in _CAN_STOP or time.monotonic() > deadline:
+                    running.interrupt(reason)
+                    self._finish(trial_id)
 
 
 def running_now(store: Store) -> list[str]:
