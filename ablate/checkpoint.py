@@ -81,7 +81,10 @@ def newest(folder: Path, check: Callable[[Mapping[str, Any]], None]) -> Iterator
 
 
 def write(folder: Path, step: int, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
-    """One more checkpoint; older than the two newest, and what writes left behind that did not finish, goes."""
+    """One more checkpoint. The one before it stays; all else that is in the folder goes.
+
+    That is what is older, what is of a later step, which was not used, and what is left of writes that did not finish.
+    """
     ordered = dict(sorted(tensors.items(), key=lambda each: (-each[1].element_size(), each[0])))  # keeps them aligned
     header = _header(ordered, plain)
 
@@ -94,8 +97,9 @@ def write(folder: Path, step: int, tensors: Mapping[str, Tensor], plain: Mapping
             file.write(content)
         file.write(digest.digest())
 
-    write_atomically(folder / f"step-{step:012d}.safetensors", stream)
-    kept = _files(folder)[-KEPT:]
+    written = folder / f"step-{step:012d}.safetensors"
+    write_atomically(written, stream)
+    kept = [path for path in _files(folder) if path <= written][-KEPT:]
     for path in folder.iterdir():
         if path not in kept:
             with suppress(OSError):
