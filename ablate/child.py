@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import weakref
 from collections import defaultdict
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ablate import bond, cgroup, pulse
-from ablate.job import BuildJob, CalibrationJob, CapacityJob, GateJob, Job, TimingJob, Verdict
+from ablate.job import BuildJob, CalibrationJob, CapacityJob, GateJob, Job, Past, TimingJob, Verdict
 
 _log = logging.getLogger(__name__)
 
@@ -90,12 +91,14 @@ def _nothing() -> None:
 def perform(job: AnyJob, connection: Connection) -> None:
     """A child's whole life. The parent never imports what it does there, whose imports take seconds."""
     bond.bind()
+    stopped = threading.Event()
+    _hear_parent(connection, stopped)
     _redirect_output(Path(job.log))
     pulse.give(partial(connection.send, ("beat",)))
     if isinstance(job, Job):
         from ablate import trial
 
-        trial.main(job, connection)
+        trial.main(job, connection, stopped)
     elif isinstance(job, TimingJob):
         from ablate import timing
 
@@ -112,6 +115,17 @@ def perform(job: AnyJob, connection: Connection) -> None:
         from ablate import gates
 
         gates.main(job, connection)
+
+
+def _hear_parent(connection: Connection, stopped: threading.Event) -> None:
+    """All that the parent ever says is that the work is to stop."""
+
+    def listen() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            connection.recv()
+            stopped.set()
+
+    threading.Thread(target=listen, daemon=True).start()
 
 
 def _redirect_output(log: Path) -> None:
@@ -149,11 +163,12 @@ class Child:
         self.profiles: dict[str, list[Any]] = defaultdict(list)
         self.verdicts: list[Verdict] = []
         self.outcome: tuple[str, str | None, str | None] | None = None
+        self.past: Past | None = None  # what lies before this attempt, where it goes on with a training
         self._oom_kills = oom_kills()
         self._allowed = job.memory_bytes if isinstance(job, Job | TimingJob) else None
         self._log, self._log_began = Path(job.log), _size(Path(job.log))
         self._is_deaf = False
-        self.connection, theirs = multiprocessing.Pipe(duplex=False)
+        self.connection, theirs = multiprocessing.Pipe()
         self.process = start.Process(target=perform, args=(job, theirs), daemon=True)  # type: ignore[attr-defined]
         with bond.shielded():
             self.process.start()
@@ -182,6 +197,8 @@ class Child:
             self.columns.update(content[0])
         elif kind == "verdict":
             self.verdicts.append(content[0])
+        elif kind == "past":
+            self.past = content[0]
         elif kind == "outcome":
             self.outcome = (content[0], content[1], content[2])
         elif kind == "profiles":
@@ -195,6 +212,11 @@ class Child:
             self.phase = content[0]
             yield kind, content[0]
 
+    def ask_to_stop(self) -> None:
+        """Say that the work is to end where it can be gone on with. Of all work a training alone heeds it."""
+        with contextlib.suppress(OSError):
+            self.connection.send("stop")
+
     def overdue(self) -> bool:
         """Whether the time that the file allows is over."""
         return self.limit is not None and time.monotonic() - self.began > self.limit
@@ -207,14 +229,27 @@ class Child:
         return None if silent is None else f"no sign of life for {silent:.0f} s in phase {self.phase}"
 
     def stop(self, outcome: tuple[str, str | None, str | None]) -> None:
-        """End the child now, for the reason given. One that waits for a device or a disk cannot be, and is left."""
-        bond.kill(self.process.pid)
-        self.process.join(STOP_SECONDS)
+        """End the child now, for the reason given."""
+        self.kill()
         list(self.listen())
         self.outcome = outcome
+
+    def kill(self) -> None:
+        """End the child now, where it has not ended. One that waits for a device or a disk cannot be, and is left."""
+        if self.process.is_alive():
+            bond.kill(self.process.pid)
+        self.process.join(STOP_SECONDS)
         if self.process.is_alive():
             _log.warning("process %d cannot be ended: it is left to the system", self.process.pid)
             multiprocessing.process._children.discard(self.process)  # type: ignore[attr-defined]  # waited for at exit
+
+    def interrupt(self, reason: str) -> None:
+        """End the child now; what it has not said otherwise is that it was interrupted."""
+        self.kill()
+        list(self.listen())
+        status, phase, said = self.outcome or ("interrupted", self.phase, None)
+        if status == "interrupted":
+            self.outcome = (status, phase, "; ".join(filter(None, (reason, said))))
 
     def end(self) -> tuple[str, str | None, str | None]:
         """(status, phase, reason) of a child that has ended."""

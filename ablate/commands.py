@@ -139,11 +139,12 @@ def _run(
     from ablate.lease import Leases
     from ablate.progress import Progress
     from ablate.runner import Run, present
-    from ablate.tasks import tasks
+    from ablate.tasks import tasks, tidy
 
     store = Store(wanted.results / experiment.name, create=True)
     names = _names_of_trials(store)
     trials = experiment.trials(resources.device, resources.threads)
+    tidy(trials, store)
     queue = tasks(trials, store, retry_failed=wanted.retry_failed, only=wanted.only)
     _check_places(store, [task.trial for task in queue])
     store.remove_leftovers()

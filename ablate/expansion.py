@@ -12,7 +12,7 @@ from ablate import document, grid
 from ablate.choice import Faults, Path, Settings, SettingsError, Whole, as_whole, validated
 from ablate.data import Corpus
 from ablate.document import Document, printable
-from ablate.settings import VariantSettings, resolved, typed
+from ablate.settings import OF_NO_NUMBER, VariantSettings, resolved, typed
 from ablate.variant import BASELINE, Invalid, Variant, canonical_json, differences, foreign_names
 
 LATER = ("match", "tune", "claims")
@@ -121,7 +121,7 @@ def _check_alike(file: ExperimentFile) -> None:
             inner: list[Path] = [(*key.split("."), below) for below in value] if isinstance(value, dict) else []
             paths += [(("variants", name, key), each) for each in (inner or [tuple(key.split("."))])]
     for place, path in paths:
-        if path[0] == "profile" or path == ("train", "max_seconds"):
+        if path[0] == "profile" or (path[0] == "train" and path[1:] in [(name,) for name in OF_NO_NUMBER]):
             message = f"'{'.'.join(map(str, path))}' is the same for all variants"
             raise _refusal(place, message, "set it in the file's own section")
 

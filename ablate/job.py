@@ -24,6 +24,9 @@ class Job:
     everything printed goes to. `alone` says whether no other trial runs beside it. It may take `memory_bytes`, or all
     that is available. `corpus_sha256` and `sources` (by file) are the hashes of what it was planned with, where it is
     to be held to that.
+
+    In the folder `checkpoints`, which has the trial's id for its name, stands what it goes on from; where that is ""
+    none are kept. It is the `attempt` of that number, and what one before `first_attempt` has left does not count.
     """
 
     settings: dict[str, Any]
@@ -37,6 +40,9 @@ class Job:
     memory_bytes: int | None = None
     corpus_sha256: str | None = None
     sources: dict[str, str | None] = field(default_factory=dict)
+    checkpoints: str = ""
+    attempt: int = 1
+    first_attempt: int = 1
 
     @property
     def limit(self) -> float | None:
@@ -117,6 +123,18 @@ class CapacityJob:
     memory_bytes: int | None
     log: str
     limit: float
+
+
+@dataclass(frozen=True)
+class Past:
+    """What lies behind a checkpoint: steps; when the first attempt began, by `time.time`; the seconds of all attempts,
+    and how many these are, the one that wrote it among them.
+    """
+
+    steps: int
+    began: float
+    seconds: float
+    attempts: int
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -189,6 +190,22 @@ class Store:
     def log_path(self, trial_id: str) -> Path:
         """Where the output of a trial's process goes."""
         return self.folder / "logs" / f"{checked_id(trial_id)}.log"
+
+    def checkpoints_path(self, trial_id: str) -> Path:
+        """Where a training that is under way is kept."""
+        return self.folder / "checkpoints" / checked_id(trial_id)
+
+    def drop_checkpoints(self, trial_id: str) -> None:
+        """There is nothing to go on with."""
+        shutil.rmtree(self.checkpoints_path(trial_id), ignore_errors=True)
+
+    def are_checkpoints_left(self, trial_id: str) -> bool:
+        """Whether there are some from before the row that is stored; of a newer attempt they are none of its."""
+        try:
+            row, folder = self.shelves["trials"].path(checked_id(trial_id)), self.checkpoints_path(trial_id)
+            return folder.stat().st_mtime <= row.stat().st_mtime
+        except OSError:
+            return False
 
     def write_trial(self, row: Mapping[str, Any], curves: Columns, profiles: Columns) -> None:
         """Stores one trial whole, in place of what was there. The row comes last: it says that all is there."""

@@ -27,13 +27,18 @@ from ablate.results import Store, places
 from ablate.rounds import Contrast
 from ablate.rows import Rows
 from ablate.tables import Columns, ResultsError
-from ablate.tasks import Task, tasks
+from ablate.tasks import Task, is_final, tasks
 from ablate.variant import Trial
 
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
 _LOOK_SECONDS = 5.0
+GRACE_SECONDS = 4.0
+"""For trainings to be kept where they are, when the run is to end; all of that has to be over in 10 s."""
+
+_GRACE_POLL_SECONDS = 0.1
+_CAN_STOP = ("train", "evaluate")
 _CAPACITY = "capacity.json"
 _CAPACITY_LEASE = "capacity"
 _LOST = "lost"
@@ -105,7 +110,7 @@ class Run:
         while (waiting or self.running or self.put_off) and not received:
             if self.keeper.goes_on:
                 self._begin_some(waiting)
-            ended_badly = self._wait() or self.failed
+            ended_badly = self._wait(received) or self.failed
             self.keeper.again()
             if (ended_badly and self.fail_fast) or self.keeper.gave_up:
                 waiting.clear()
@@ -343,6 +348,9 @@ class Run:
             memory_bytes=self.resources.memory_bytes,
             corpus_sha256=trial.variant.corpus.sha256,
             sources=trial.sources,
+            checkpoints=str(self.store.checkpoints_path(trial.trial_id)) if "train" in task.phases else "",
+            attempt=task.attempt,
+            first_attempt=task.first_attempt,
         )
         self.watcher.start(trial.trial_id, _label(trial), settings.train.n_steps)
         with child.environment(job.threads):
@@ -363,11 +371,13 @@ class Run:
             self.company[trial_id] = self.company.get(trial_id, 0.0) + (now - self.changed) * number
         self.changed = now
 
-    def _wait(self) -> bool:
+    def _wait(self, received: list[int]) -> bool:
         """Listen until something ends or a moment has passed. Returns whether a trial ended that is not `ok`."""
         wait([each for _, running, _ in self.running.values() for each in running.waitables()], _POLL_SECONDS)
         self._look_around()
         failed = False
+        if received:
+            return failed  # what has ended may have ended by the same signal
         for trial_id, (_, running, _) in list(self.running.items()):
             ended = not running.process.is_alive()
             self._pass_on(trial_id, running)
@@ -392,13 +402,16 @@ class Run:
         if not held.renew():
             return self._lose(task)
         wall, company = time.monotonic() - running.began, self.company.pop(trial_id, 0.0)
-        before = task.kept.get("wall_seconds") or 0.0
+        before = task.before.get("wall_seconds") or 0.0
+        before = max(before, running.past.seconds) if running.past else before
         times = {"wall_seconds": before + wall, "trials_at_once": max(1.0, company / wall) if wall else 1.0}
         found = self.capacities.get(task.trial.variant.name, Capacity()) if "profile" in task.phases else Capacity()
         row = self.rows.ended(task, self._known(task, started) | times, running, found)
         row |= {"status": status, "phase": phase, "reason": reason}
         with held:
-            self._store(row, self.rows.curves(task, running), self.rows.profiles(task, running, found))
+            is_stored = self._store(row, self.rows.curves(task, running), self.rows.profiles(task, running, found))
+            if is_stored and is_final(row) and not task.trial.variant.settings.train.keep_checkpoints:
+                self.store.drop_checkpoints(trial_id)
         self.failed |= status != "ok"
         return status
 
@@ -409,9 +422,12 @@ class Run:
         self.watcher.leave(task.trial.trial_id, "another run has taken it over, while this one stood still")
         return _LOST
 
-    def _store(self, row: dict[str, Any], curves: Columns, profiles: Columns) -> None:
-        self.keeper.put(f"{row['variant']} seed {row['seed']}", partial(self._write, row, curves, profiles))
+    def _store(self, row: dict[str, Any], curves: Columns, profiles: Columns) -> bool:
+        """Whether it is stored by now."""
+        write = partial(self._write, row, curves, profiles)
+        is_stored = self.keeper.put(f"{row['variant']} seed {row['seed']}", write)
         self.watcher.finish(row["trial_id"], row["status"], _note(row))
+        return is_stored
 
     def _write(self, row: dict[str, Any], curves: Columns, profiles: Columns) -> None:
         self.store.write_trial(row, curves, profiles)
@@ -421,9 +437,19 @@ class Run:
             _log.warning("not told on, python -m ablate sync FILE does it: %s", error.strerror or error)
 
     def _interrupt(self, number: int) -> None:
-        for trial_id, (_, running, _) in list(self.running.items()):
-            running.stop(("interrupted", running.phase, f"the run got {signal.Signals(number).name}"))
-            self._finish(trial_id)
+        """End all that runs, trainings where they can be gone on with."""
+        reason = f"the run got {signal.Signals(number).name}"
+        deadline = time.monotonic() + GRACE_SECONDS
+        for _, running, _ in self.running.values():
+            running.ask_to_stop()
+        while self.running:
+            wait([each for _, running, _ in self.running.values() for each in running.waitables()], _GRACE_POLL_SECONDS)
+            for trial_id, (_, running, _) in list(self.running.items()):
+                ended = not running.process.is_alive()
+                self._pass_on(trial_id, running)
+                if ended or running.phase not in _CAN_STOP or time.monotonic() > deadline:
+                    running.interrupt(reason)
+                    self._finish(trial_id)
 
 
 def running_now(store: Store) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 from ablate import grid, registry
 from ablate.choice import Path
 from ablate.data import Corpus
-from ablate.settings import VariantSettings
+from ablate.settings import OF_NO_NUMBER, VariantSettings
 
 BASELINE = "baseline"
 
@@ -45,7 +45,7 @@ class Variant:
     @property
     def identity(self) -> dict[str, Any]:
         """Everything in the settings that determines what is trained: of the data its bytes, of `profile` nothing."""
-        train = {key: value for key, value in self.plain["train"].items() if key != "max_seconds"}
+        train = {key: value for key, value in self.plain["train"].items() if key not in OF_NO_NUMBER}
         return {"model": self.plain["model"], "train": train, "data": [self.corpus.sha256, self.corpus.vocab_size]}
 
     @cached_property

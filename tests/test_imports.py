@@ -38,6 +38,8 @@ STOREYS = [
         "sealed",
         "redaction",
         "interruption",
+        "curve",
+        "checkpoint",
     ],
     ["registry", "document", "presets", "hf"],
     [*SLOTS],
@@ -46,7 +48,7 @@ STOREYS = [
         *("model", "cost", "building", "importing", "job", "tables", "documents", "shelf", "results", "lease"),
         "mlflow_view",
     ],
-    ["twin", "objectives", "batches", "train", "profiling", "plan", "machine", "stats", "interleaved"],
+    ["twin", "objectives", "batches", "train", "resume", "profiling", "plan", "machine", "stats", "interleaved"],
     [
         "gates",
         "gatekeeper",

@@ -1,0 +1,192 @@
+"""What a trial, and a run, make of checkpoints: what is done is not done again, and what goes on is as if never cut."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ablate import trial
+from ablate.job import Job, Past
+from ablate.profiling.clock import warmup_steps
+from ablate.results import Store
+from ablate.rows import _since
+from ablate.tasks import ANEW, Task, is_final, tidy
+from ablate.trial import Reporter, perform
+from tests import test_trial
+from tests.test_trial import Parent
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MEASURED = ("_seconds", "_per_second", "_p10", "_p50", "_p90", "peak_rss_bytes", "other_load_cores", "mhz_min")
+
+
+def job(folder: Path, **changes: Any) -> Job:
+    made = test_trial.job(train={"checkpoint_every": 3, **changes.pop("train", {})})
+    return Job(**{**vars(made), "checkpoints": str(folder), **changes})
+
+
+class Asked(threading.Event):
+    """A word to stop that comes so many steps after the training began, or went on."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.left = steps
+
+    def is_set(self) -> bool:
+        self.left -= 1
+        return self.left <= 0
+
+
+def performed(job: Job, stopped: threading.Event | None = None) -> Parent:
+    parent = Parent()
+    perform(job, Reporter(parent), time.perf_counter(), stopped)
+    return parent
+
+
+def exact(parent: Parent) -> dict[str, Any]:
+    return {name: value for name, value in parent.columns.items() if not name.endswith(MEASURED)}
+
+
+@pytest.fixture(scope="module")
+def whole() -> Parent:
+    return performed(test_trial.job())
+
+
+@pytest.mark.parametrize("steps", [1, 4, 7])
+def test_a_trial_that_was_stopped_goes_on_as_if_never_cut(steps: int, tmp_path: Path, whole: Parent) -> None:
+    cut = performed(job(tmp_path / "a"), Asked(steps))
+    assert cut.outcome == ("interrupted", "train", f"stopped at step {steps}")
+    assert (cut.columns["steps"], cut.columns["tokens"]) == (steps, 64 * steps)
+    assert cut.of("past") == []
+    on = performed(job(tmp_path / "a"))
+    assert on.outcome == whole.outcome
+    assert exact(on) == exact(whole)
+    assert on.table("curve") == whole.table("curve")
+    assert cut.table("curve") == whole.table("curve")[: len(cut.table("curve"))]
+    (past,) = on.of("past")
+    assert (past.steps, past.attempts) == (steps, 2)
+
+
+@pytest.mark.parametrize("steps", [1, 7])
+def test_times_of_a_trial_that_goes_on_are_of_the_steps_to_come(steps: int, tmp_path: Path) -> None:
+    performed(job(tmp_path / "a"), Asked(steps))
+    on = performed(job(tmp_path / "a"))
+    timed = [row["sample"] for row in on.table("profiles") if row["metric"] == "step_seconds" and row["sample"]]
+    assert timed == list(range(steps + warmup_steps(8 - steps) + 1, 9))
+
+
+def test_what_was_trained_is_not_trained_again_after_a_profile_that_went_wrong(
+    tmp_path: Path, whole: Parent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise SystemExit("as if killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trial.ProfilePhase, "run", killed)
+        cut = performed(job(tmp_path / "a"))
+    assert cut.outcome[:2] == ("crashed", "profile")
+    monkeypatch.setattr(trial, "train", killed)
+    on = performed(job(tmp_path / "a"))
+    assert on.outcome == whole.outcome
+    assert exact(on) == exact(whole)
+    assert on.table("curve") == whole.table("curve")
+    assert on.columns["step_seconds_p50"] == cut.columns["step_seconds_p50"], "of the attempt that trained"
+    trained = [row for row in cut.table("profiles") if row["phase"] == "train"]
+    assert [row for row in on.table("profiles") if row["phase"] == "train"] == trained
+
+
+@pytest.mark.parametrize(("phases", "keep", "left"), [(("train",), False, [3, 6]), (("train",), True, [6, 8])])
+def test_the_last_checkpoint_is_of_the_end_where_somebody_wants_it(
+    phases: tuple[str, ...], keep: bool, left: list[int], tmp_path: Path
+) -> None:
+    performed(job(tmp_path / "a", phases=phases, train={"keep_checkpoints": keep}))
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [f"step-{n:012d}.safetensors" for n in left]
+
+
+def test_without_a_folder_nothing_is_kept_and_a_profile_alone_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    performed(test_trial.job(("steps", "profile")))
+    performed(job(tmp_path / "a", phases=("steps", "profile")))
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- The parent -------------------------------------------------------------------------------------------------------
+
+RESUMED = ("interrupted", "killed", "crashed", "oom", "timeout")
+
+
+def task(status: str | None, phases: tuple[str, ...] = ("train", "profile")) -> Task:
+    stored = None if status is None else {"status": status, "attempts": 3, "wall_seconds": 7.0, "steps": None}
+    return Task(SimpleNamespace(), stored, phases)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("status", ["ok", None, *ANEW, *RESUMED])
+def test_what_a_trial_goes_on_with(status: str | None) -> None:
+    one = task(status)
+    assert one.attempt == (1 if status is None else 4)
+    assert one.first_attempt == (4 if status in ANEW else 1)
+    assert one.before == (one.stored if status in RESUMED else {})
+
+
+def test_a_part_that_is_missing_beside_what_is_stored_goes_on_with_that() -> None:
+    assert task("ok", ("profile",)).before["wall_seconds"] == 7.0
+    assert task("ok", ("train",)).before["wall_seconds"] == 7.0, "it was only profiled"
+
+
+def test_attempts_that_left_no_row_are_counted() -> None:
+    assert _since(None) == {}
+    since = _since(Past(steps=5, began=0.0, seconds=3.0, attempts=2))
+    assert (since["attempts"], since["started_at"].isoformat()) == (2, "1970-01-01T00:00:00+00:00")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path, create=True)
+
+
+def stored(store: Store, trial_id: str, **row: Any) -> Path:
+    """A row, and a checkpoint from before it."""
+    folder = store.checkpoints_path(trial_id)
+    folder.mkdir(parents=True)
+    (folder / "step-000000000001.safetensors").write_bytes(b"")
+    time.sleep(0.02)
+    store.write_trial({"trial_id": trial_id, "variant": "a", **row}, {}, {})
+    return folder
+
+
+def planned(trial_id: str, keep: bool = False) -> Any:
+    recipe = SimpleNamespace(keep_checkpoints=keep)
+    return SimpleNamespace(trial_id=trial_id, variant=SimpleNamespace(settings=SimpleNamespace(train=recipe)))
+
+
+@pytest.mark.parametrize(
+    ("row", "goes"),
+    [
+        ({"status": "ok", "steps": 8}, True),
+        ({"status": "ok"}, False),  # only profiled: its training may be under way
+        *(({"status": status, "steps": 8}, True) for status in ANEW),
+        *(({"status": status, "steps": 8}, False) for status in RESUMED),
+    ],
+)
+def test_what_a_killed_run_left_of_trials_that_are_done_goes(row: dict[str, Any], goes: bool, store: Store) -> None:
+    folder, gone, kept = (stored(store, each, **row) for each in ("aa", "bb", "cc"))
+    tidy([planned("aa"), planned("cc", keep=True)], store)
+    assert is_final({"steps": None, **row}) == goes
+    assert folder.exists() != goes
+    assert gone.exists(), "its trial is no longer of the experiment"
+    assert kept.exists(), "the file says so"
+
+
+def test_checkpoints_of_a_newer_attempt_than_the_row_stay(store: Store) -> None:
+    folder = stored(store, "aa", status="diverged", steps=8)
+    time.sleep(0.02)
+    (folder / "step-000000000002.safetensors").write_bytes(b"")
+    tidy([planned("aa")], store)
+    assert folder.exists()
