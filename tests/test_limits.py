@@ -587,3 +587,11 @@ def test_no_limit_goes_by_a_clock_that_somebody_sets(module: Any) -> None:
     text = Path(module.__file__).read_text(encoding="utf-8")
     assert "time.time(" not in text
     assert "datetime" not in text
+
+
+def test_tries_of_a_step_take_no_more_than_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ablate import capacity
+
+    monkeypatch.setattr(machine, "available_bytes", lambda: 1000)
+    assert [capacity.available("cpu", at_most) for at_most in (None, 500, 5000)] == [900, 500, 900]
+    assert [capacity.available("cuda", at_most) for at_most in (None, 500)] == [None, 500]
