@@ -618,4 +618,4 @@ def ui(results: Path, port: int, names: Sequence[str]) -> int:
     """MLflow's UI over the store until it is stopped."""
     from ablate.mlflow_ui import serve
 
-    return serve(results, port, list(names) or None)
+    return serve(results, port, list(names) or None, lambda line: print(visible(line), flush=True))

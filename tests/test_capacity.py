@@ -115,7 +115,7 @@ def tries(plan: VariantPlan, path: Path) -> Tries:
 def test_a_run_finds_the_largest_that_fit_whatever_the_order(
     experiment: Experiment, log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capacity, "available", lambda device: MEMORY)
+    monkeypatch.setattr(capacity, "available", lambda device, at_most: MEMORY)
     monkeypatch.setitem(capacity.MOST, "largest_length", 128)
     places = ["--results", str(tmp_path / "results"), "--reports", str(tmp_path / "reports")]
     whole = ["run", str(tmp_path / "tiny.yaml"), "--device", "cpu", "--only", "profile", "--workers", "2", *places]

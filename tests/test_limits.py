@@ -52,6 +52,8 @@ if __name__ == "__main__":
         process.start()
     print(process.pid, flush=True)
     process.join()
+    bond.sweep(process.pid)
+    time.sleep(1000)
 """
 
 
@@ -124,6 +126,13 @@ def test_a_child_and_what_it_started_die_with_the_parent(
 def test_a_child_dies_with_the_whole_group_of_the_parent(family: Callable[[str, str], Family]) -> None:
     those = family("forkserver", "in C")
     os.killpg(those.parent.pid, signal.SIGKILL)
+    wait_for(lambda: is_gone(those.child) and is_gone(those.helper))
+
+
+def test_a_child_dies_with_the_server_that_it_was_forked_from(family: Callable[[str, str], Family]) -> None:
+    """The parent takes it for ended, and would go on beside it."""
+    those = family("forkserver", "in C")
+    os.kill(those.forkserver(), signal.SIGKILL)
     wait_for(lambda: is_gone(those.child) and is_gone(those.helper))
 
 
@@ -536,3 +545,53 @@ def test_a_gpu_is_limited_only_where_the_command_says_so(monkeypatch: pytest.Mon
 
 def test_a_job_carries_what_it_may_take() -> None:
     assert Job({}, 0, "cpu", 1, (), "").memory_bytes is None
+
+
+def test_a_signal_to_the_whole_group_interrupts_and_crashes_nothing(tmp_path: Path) -> None:
+    """As a scheduler, a terminal or `kill -- -PID` sends it: to the run, the server of its children, and all else."""
+    import ablate
+
+    text = TINY.replace("steps: 2", "steps: 1000000").replace("{wide: {d_model: 4096, max_seq_len: 16}}", "{}")
+    (tmp_path / "tiny.yaml").write_text(text, encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "ablate",
+        "run",
+        "tiny.yaml",
+        "--device",
+        "cpu",
+        "--workers",
+        "1",
+        "--only",
+        "train",
+    ]
+    told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, cwd=tmp_path, text=True, start_new_session=True, **told) as run:  # type: ignore[call-overload]
+        try:
+            log = tmp_path / "results/tiny/running.json"
+            wait_for(lambda: log.exists() and "baseline" in log.read_text("utf-8"), 120)
+            family = psutil.Process(run.pid).children(recursive=True)
+            os.killpg(run.pid, signal.SIGTERM)
+            output, _ = run.communicate(timeout=120)
+        finally:
+            if run.poll() is None:
+                run.kill()
+    assert run.returncode == 143, output
+    assert list(ablate.load(tmp_path / "results/tiny").trials["status"]) == ["interrupted"]
+    assert psutil.wait_procs(family, timeout=30)[1] == []
+
+
+@pytest.mark.parametrize("module", [bond, child, pulse])
+def test_no_limit_goes_by_a_clock_that_somebody_sets(module: Any) -> None:
+    text = Path(module.__file__).read_text(encoding="utf-8")
+    assert "time.time(" not in text
+    assert "datetime" not in text
+
+
+def test_tries_of_a_step_take_no_more_than_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ablate import capacity
+
+    monkeypatch.setattr(machine, "available_bytes", lambda: 1000)
+    assert [capacity.available("cpu", at_most) for at_most in (None, 500, 5000)] == [900, 500, 900]
+    assert [capacity.available("cuda", at_most) for at_most in (None, 500)] == [None, 500]
