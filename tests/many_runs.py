@@ -116,6 +116,7 @@ def run(spec: dict[str, Any]) -> int:
     gatekeeper.check = check
     capacity.Tries._try = attempt  # type: ignore[method-assign]
     commands._tracker = lambda *_, **__: None  # type: ignore[assignment]
+    report.can_draw = lambda: False  # it takes longer than all the rest
     lease.DEAD_AFTER = spec.get("dead_after", 3600.0)
     try:
         main(spec["arguments"])
