@@ -76,7 +76,7 @@ def processes() -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 120) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 300) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := condition():
