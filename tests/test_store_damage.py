@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from stored import CURVE, PROFILE, ROUND, frames, row
 
 from ablate.compact import compact
 from ablate.documents import MLFLOW, read_json
@@ -23,23 +24,6 @@ from ablate.tables import ResultsError, UnreadableError, read_packed, read_table
 
 FLIPS = 100
 
-CURVE: dict[str, list[Any]] = {"step": [1, 2], "split": ["val"] * 2, "metric": ["loss"] * 2, "value": [2.5, 2.0]}
-PROFILE: dict[str, list[Any]] = {"phase": ["decode"], "metric": ["tokens_per_second"], "value": [100.0]}
-ROUND: dict[str, list[Any]] = {
-    "variant_id": ["a1", "a1"],
-    "variant": ["baseline"] * 2,
-    "is_partner": [False, True],
-    "place": [1, 2],
-    "seed": [0, 1],
-    "status": ["ok", "crashed"],
-    "metric": ["step_seconds", None],
-    "value": [0.1, None],
-}
-
-
-def row(trial_id: str, **columns: Any) -> dict[str, Any]:
-    return {"trial_id": trial_id, "variant": "baseline", "seed": 0, "status": "ok", **columns}
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
@@ -48,11 +32,6 @@ def store(tmp_path: Path) -> Store:
     store.write_trial(row("a2", seed=1, val_loss=2.5), CURVE, PROFILE)
     store.write_round("ab", 0, ROUND)
     return store
-
-
-def frames(store: Store) -> dict[str, pd.DataFrame]:
-    found = store.load()
-    return {kind: getattr(found, kind) for kind in SCHEMAS}
 
 
 def flipped(content: bytes, bit: int) -> bytes:
