@@ -91,6 +91,17 @@ def test_a_row_that_cannot_be_read_hides_an_older_one(store: Store) -> None:
     assert (store.folder / "trials/a1.parquet").read_bytes() == b"torn"
 
 
+def test_a_compacted_file_that_cannot_be_read_is_not_written_over(store: Store) -> None:
+    compact(store)
+    path = store.folder / "trials/compacted.parquet"
+    path.write_bytes(damaged := path.read_bytes()[:-9])
+    store.write_trial(row("a1", seed=1), CURVE, PROFILE)
+    assert compact(store)["merged"]["trials"] == 0
+    assert path.read_bytes() == damaged
+    assert store.load().trials["trial_id"].tolist() == ["a1"]
+    assert "trials/compacted.parquet" in faults(store)
+
+
 KILLED = """
 import os, sys
 from pathlib import Path
