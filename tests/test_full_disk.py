@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,10 +18,11 @@ from click.testing import CliRunner
 from conftest import Write
 from stored import CURVE, PROFILE, row
 
-from ablate import files, keeping, shelf
+from ablate import keeping, shelf
 from ablate.cli import main
 from ablate.keeping import Keeper
 from ablate.results import Store
+from ablate.tables import write_table
 from ablate.verify import verify
 
 FAULTS = [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES, errno.EDQUOT]
@@ -65,7 +67,7 @@ def test_what_is_refused_for_good_is_told_and_work_ends(
     keeper, disk = Keeper(tmp_path), Disk(100)
     keeper.put("it", disk.write)
     assert keeper.settle(lambda: False), "the folder takes other files: only this one is lost"
-    monkeypatch.setattr(files.os, "fsync", lambda _: (_ for _ in ()).throw(refusing(errno.ENOSPC)))
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(refusing(errno.ENOSPC)))
     assert not keeper.settle(lambda: False)
     assert keeper.gave_up
     assert keeper.lost() == ["it: No space left on device"]
@@ -85,7 +87,7 @@ def run(file: Path, *words: str) -> Any:
 
 
 def refuse_trials(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    left, write = [times], shelf.write_table
+    left, write = [times], write_table
 
     def refusing_some(path: Path, table: Any) -> None:
         if path.parent.name == "trials" and left[0] > 0:
@@ -154,8 +156,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_little_space_is_told_before_training(
     nothing_runs: None, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = files.shutil.disk_usage(".")
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     done = run(write())
     lines = done.output.splitlines()
     assert (done.exit_code, len(lines)) == (2, 2)
