@@ -11,7 +11,7 @@ from typing import Any
 
 from ablate.results import Store, of_rows
 from ablate.schema import SCHEMAS
-from ablate.shelf import Found
+from ablate.shelf import COMPACTED, Found
 
 
 def compact(store: Store) -> dict[str, Any]:
@@ -32,6 +32,8 @@ def _merge(store: Store, kind: str, found: Found, rows: Mapping[str, bytes]) -> 
     """The number of small files that were merged."""
     of_trials = kind in ("curves", "profiles")
     own = (of_rows(found, rows)[0] if of_trials else found).tables
+    if COMPACTED in found.faults:  # what cannot be read here may be readable elsewhere: it is not overwritten
+        return 0
     if own:
         packed = {name: found.packed.part(name) for name in found.packed.parts} if found.packed else {}
         store.shelves[kind].pack({**packed, **own})

@@ -117,7 +117,7 @@ class Shelf:
             version = (told.st_ino, told.st_mtime_ns, told.st_size)
             if self._known[0] != version:
                 self._known = (version, read_packed(path, self.kind))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise UnreadableError(f"cannot be read: {error.strerror or error}") from error

@@ -13,7 +13,7 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pandas as pd
@@ -235,7 +235,7 @@ def check_rows(table: Any, kind: str) -> None:
 
 
 _READ_AS = {
-    "trials": ["status", "started_at", *JSON_COLUMNS],
+    "trials": ["status", "started_at", "log", *JSON_COLUMNS],
     "repeats": ["status", "started_at", "variant_id", "metric", "value"],
 }
 """Columns whose values can be something that no reader can use."""
@@ -257,7 +257,10 @@ def _check_row(row: Mapping[str, Any], kind: str) -> None:
             raise UnreadableError(f"not the id of a variant: {row['variant_id']!r}")
         if row["status"] == "ok" and None in (row["metric"], row["value"]):
             raise UnreadableError("rows without metric or value")
-    for column in JSON_COLUMNS if kind == "trials" else ():
+        return
+    if row["log"] is not None and (PurePosixPath(row["log"]).is_absolute() or ".." in PurePosixPath(row["log"]).parts):
+        raise UnreadableError(f"log is outside the experiment's folder: {row['log']}")
+    for column in JSON_COLUMNS:
         if row[column] is not None:
             _check_json(column, row[column])
 

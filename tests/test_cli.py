@@ -107,6 +107,9 @@ def readme_lines() -> list[str]:
 def test_what_the_readme_says_can_be_typed(line: str) -> None:
     verb, *arguments = shlex.split(line, comments=True)[3:]
     command = main.commands[verb]
+    if isinstance(command, click.Group):
+        verb, *arguments = arguments
+        command = command.commands[verb]
     command.make_context(verb, [*arguments], resilient_parsing=not arguments)  # raises where an option does not exist
     for word in arguments:
         if word.startswith("experiments/"):

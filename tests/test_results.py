@@ -19,7 +19,7 @@ import pytest
 from ablate import shelf
 from ablate.results import Store, load
 from ablate.schema import CURVES, SCHEMA_VERSION, TRIALS
-from ablate.tables import ResultsError
+from ablate.tables import ResultsError, write_table
 
 CURVE: dict[str, list[Any]] = {
     "step": [1, 2],
@@ -247,7 +247,7 @@ def test_curves_of_another_attempt_are_not_shown_with_the_row(store: Store, monk
         written.append(path)
         write(path, table)
 
-    write = shelf.write_table
+    write = write_table
     monkeypatch.setattr(shelf, "write_table", stop_before_the_row)
     with pytest.raises(KeyboardInterrupt):
         store.write_trial(row("a1", attempts=2), {**CURVE, "value": [9.0, 9.0]}, {})
