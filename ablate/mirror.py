@@ -166,7 +166,6 @@ def _signals_held_back() -> Iterator[None]:
 
 def _perform(connection: Connection, results_root: Path, folder: Path, behind: bool) -> None:
     """The process's whole life: until its parent ends it, or has ended."""
-    os.nice(10)  # beside a trial that is measured it takes what is left
     for output in (sys.stdout, sys.stderr):
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), output.fileno()

@@ -41,7 +41,7 @@ SYNC = "python -m ablate sync FILE"
 
 _ENTITIES_PER_REQUEST = 1000
 _PARAMS_PER_REQUEST = 100
-_SECONDS_TO_WAIT_FOR_OTHERS = 60.0
+_SECONDS_TO_WAIT_FOR_OTHERS = 300.0  # many that start at one instant, on a busy machine; no training waits for it
 _REPORT = "report"
 _OWNER = "ablate.owner"
 
@@ -116,6 +116,7 @@ class Tracker:
         _refuse_file_store(uri)
         _prepare()
         lock = _lock_path(uri, Path(results_root))
+        _import()
         with _tracking_errors(), _locked(lock):
             _check_database(uri)
             client = _client(uri)
@@ -486,6 +487,13 @@ def _prepare() -> None:
     os.environ.update(SILENCE)
     for name, value in _PATIENCE.items():
         os.environ.setdefault(name, value)
+
+
+def _import() -> None:
+    """Before the lock is taken: others would wait for it. That it fails is told by who needs it."""
+    with warnings.catch_warnings(), contextlib.suppress(ImportError):
+        warnings.simplefilter("ignore")
+        import mlflow.tracking  # noqa: F401
 
 
 def _client(uri: str) -> MlflowClient:
