@@ -5,10 +5,12 @@ Exit status: 0 all trials `ok`; 1 some are not; 2 the input is wrong; 130 and 14
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
 import logging
+import os
 import re
 import sys
 import traceback
@@ -86,6 +88,7 @@ def command(function: Command) -> Command:
     def guarded(*args: Any, debug: bool, **kwargs: Any) -> None:
         _log_visibly()
         try:
+            _check_here()
             status = function(*args, **kwargs)
         except KeyboardInterrupt:
             status = 130
@@ -107,6 +110,14 @@ def _log_visibly() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(VisibleFormatter())
     logging.basicConfig(handlers=[handler])
+
+
+def _check_here() -> None:
+    """Libraries end the program, in words of their own, where no current directory is there."""
+    try:
+        os.getcwd()  # noqa: PTH109 (Path.cwd() is the same in more steps)
+    except FileNotFoundError:
+        raise FileNotFoundError(errno.ENOENT, "the current directory is gone") from None
 
 
 def _told(error: BaseException, debug: bool) -> str:
@@ -147,7 +158,20 @@ def _print_json(document: Any) -> None:
     click.echo(visible_json(json.dumps(document, ensure_ascii=False, allow_nan=False, indent=2)))
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Verbs(click.Group):
+    """The commands; also what they print of themselves may find no place."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse, run and exit."""
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                click.echo(_told(error, debug=False), err=True)
+            sys.exit(2)
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ablate")
 def main() -> None:
     """What does a transformer's architecture choice buy, and what does it cost?

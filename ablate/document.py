@@ -291,9 +291,10 @@ def _scalar(node: ScalarNode, kind: str, path: Path) -> Any:
         return text.lower() == "true"
     try:
         number = _integer(text) if kind == "int" else float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-    except ValueError:  # Python reads no more than some thousand digits
-        number = math.inf
-    if not math.isfinite(number):
+        finite = math.isfinite(number)
+    except (ValueError, OverflowError):  # more than some thousand digits, or than a float can be
+        finite = False
+    if not finite:
         raise _fault(path, f"'{text}' is no finite number")
     return number
 

@@ -12,7 +12,7 @@ from ablate.choice import Faults, unknown
 from ablate.data import Corpus
 from ablate.document import Document, FileFaults, Mark, printable, told
 from ablate.expansion import LATER, ExperimentFile, expand
-from ablate.variant import BASELINE, Invalid, Trial, Variant, foreign_names, trial_of
+from ablate.variant import BASELINE, Invalid, Trial, Variant, foreign_names, trials_of
 
 _BUDGETS = (("train", "steps"), ("train", "tokens"))
 
@@ -90,7 +90,8 @@ class Experiment:
 
     def trials(self, device: str, threads: int) -> list[Trial]:
         """Every variant with every seed, seeds outermost, as they run on this kind of device."""
-        return [trial_of(variant, seed, device, threads) for seed in self.seeds for variant in self.variants]
+        by_variant = [trials_of(variant, self.seeds, device, threads) for variant in self.variants]
+        return [trial for one_seed in zip(*by_variant, strict=True) for trial in one_seed]
 
 
 def read(path: str | File, sets: Sequence[str] = ()) -> Document:

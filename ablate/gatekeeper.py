@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -114,8 +115,9 @@ class _Errand:
     def is_done(self) -> bool:
         """Whether nothing more is to come."""
         ended = not self.child.process.is_alive()
-        for _ in self.child.listen():
-            pass
+        for kind, content in self.child.listen():
+            if (kind, content) == ("phase", "read"):
+                self.child.began = time.monotonic()  # what it took to start says nothing of the code
         return ended or self.child.outcome is not None or self.child.overdue()
 
     def end(self) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import json
 import logging
 import sys
 from collections.abc import Mapping
@@ -47,7 +48,24 @@ def configure(slot: str, raw: object, path: choice.Path = ()) -> Choice:
     name = settings.get("name")
     if not isinstance(name, str):
         raise Faults([SettingsError(path, f"{slot} has no name: {name!r}", f"known: {', '.join(names(slot))}")])
-    return validated(config_class(slot, name, path), settings, path)
+    kind = config_class(slot, name, path)
+    return _own(kind, settings, path) if is_foreign(name) else validated(kind, settings, path)
+
+
+def _own(kind: type[Choice], settings: Mapping[str, Any], path: choice.Path) -> Choice:
+    """A user's own settings, which may raise whatever they like, and must be plain: they are stored, and sent to
+    children.
+    """
+    try:
+        found = validated(kind, settings, path)
+        json.dumps(found.settings())
+    except (Faults, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        cure = "let them be plain: text, numbers, true or false, null, lists and mappings of these"
+        raise Faults([SettingsError(path, f"the settings of {settings['name']} fail: {reason}", cure)]) from error
+    return found
 
 
 def config_class(slot: str, name: str, path: choice.Path = ()) -> type[Choice]:
@@ -111,7 +129,8 @@ def _loaded(slot: str, name: str, path: choice.Path) -> Any:
         if not is_foreign(name):
             raise
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise Faults([SettingsError(path, f"{slot} '{name}' cannot be loaded: {reason}")]) from error
+        cure = "mend that code, or give another name"
+        raise Faults([SettingsError(path, f"{slot} '{name}' cannot be loaded: {reason}", cure)]) from error
 
 
 @cache

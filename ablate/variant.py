@@ -76,14 +76,20 @@ class Trial:
 
 def trial_of(variant: Variant, seed: int, device: str, threads: int) -> Trial:
     """A variant with a seed, under the hash of everything that determines its numbers."""
+    return trials_of(variant, [seed], device, threads)[0]
+
+
+def trials_of(variant: Variant, seeds: Sequence[int], device: str, threads: int) -> list[Trial]:
+    """The same for many seeds, in which all the rest is looked at once."""
     identity = variant.identity
     own_threads = identity["train"].pop("threads")
     own_code = list(foreign_names(identity["model"]))
     sources = [registry.source_sha256(name) for name in own_code]
     files = {str(file): registry.file_sha256(file) for name in own_code for file in registry.source_files(name)}
-    trial_id = _hash([identity, seed, device, own_threads or threads, sources])
-    profile = {key: value for key, value in variant.plain["profile"].items() if key != "repeats"}
-    return Trial(variant, seed, trial_id, _hash(profile), files)
+    profile = _hash({key: value for key, value in variant.plain["profile"].items() if key != "repeats"})
+    before, after = canonical_json(identity), canonical_json([device, own_threads or threads, sources])
+    ids = [_hash_of(f"[{before},{seed},{after.removeprefix('[')}") for seed in seeds]
+    return [Trial(variant, seed, each, profile, files) for seed, each in zip(seeds, ids, strict=True)]
 
 
 def timing_id(members: Sequence[str], cells: Any) -> str:
@@ -92,7 +98,11 @@ def timing_id(members: Sequence[str], cells: Any) -> str:
 
 
 def _hash(value: Any) -> str:
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:16]
+    return _hash_of(canonical_json(value))
+
+
+def _hash_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def canonical_json(value: Any) -> str:
