@@ -63,7 +63,8 @@ def warm_up(start: BaseContext) -> None:
     """Have the server that children are forked from import what it must, so that no trial's time has a part of that."""
     if start.get_start_method() == "forkserver":
         first = start.Process(target=_nothing, daemon=True)  # type: ignore[attr-defined]
-        first.start()
+        with _sigterm_held_back():
+            first.start()
         first.join()
 
 
@@ -74,6 +75,7 @@ def _nothing() -> None:
 def perform(job: AnyJob, connection: Connection) -> None:
     """A child's whole life. The parent never imports what it does there, whose imports take seconds."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    _take_sigterm()
     stopped = threading.Event()
     _heed_parent(connection, stopped)
     _redirect_output(Path(job.log))
@@ -97,6 +99,26 @@ def perform(job: AnyJob, connection: Connection) -> None:
         from ablate import gates
 
         gates.main(job, connection)
+
+
+@contextlib.contextmanager
+def _sigterm_held_back() -> Iterator[None]:
+    """What is started within it holds SIGTERM back: one to all of a run's processes must leave the server alone, which
+    tells how children end. Children themselves take it again.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _take_sigterm() -> None:
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def _heed_parent(connection: Connection, stopped: threading.Event) -> None:
@@ -153,7 +175,8 @@ class Child:
         self._oom_kills = oom_kills()
         self.connection, theirs = multiprocessing.Pipe()
         self.process = start.Process(target=perform, args=(job, theirs), daemon=True)  # type: ignore[attr-defined]
-        self.process.start()
+        with _sigterm_held_back():
+            self.process.start()
         self.began = time.monotonic()
         theirs.close()
 
