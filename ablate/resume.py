@@ -35,6 +35,9 @@ FORMAT = 1
 EVERY_SECONDS = 60.0
 """Of training, by the clock, between two checkpoints where the file does not say how many steps."""
 
+AT_MOST = 20
+"""Where writing is slow, so many times as long is trained in between."""
+
 Record = Callable[[int, str, dict[str, float]], None]
 """Takes points of the curves: step, split, values by metric."""
 
@@ -80,10 +83,12 @@ class Keeper:
         leave = self.stopped()
         if self.folder is not None and (leave or self._is_due(step)):
             with ledger.observer.pause():
+                begin = time.monotonic()
                 ledger.read()
                 if ledger.run.diverged_step is None:
                     self._write(step, *_parts(learner, ledger, self._numbers))
-                self._due = time.monotonic() + EVERY_SECONDS
+                now = time.monotonic()
+                self._due = now + max(EVERY_SECONDS, AT_MOST * (now - begin))
         return leave
 
     def _is_due(self, step: int) -> bool:
@@ -318,7 +323,10 @@ def _numpy_state() -> dict[str, Any]:
 
 
 def _fitted_generators(found: Checkpoint, model: nn.Module) -> Callable[[], None]:
-    states = {name: found.tensor(f"generator.{name}") for name in _generators(model)}
+    now = _generators(model)
+    if not all(found.is_like(f"generator.{name}", state) for name, state in now.items()):
+        raise UnfitError("a generator is another")
+    states = {name: found.tensor(f"generator.{name}") for name in now}
     version, words, gauss = found.plain["python"]
     of_python, of_numpy = (version, tuple(words), gauss), found.plain["numpy"]
     of_numpy["state"]["key"] = np.array(of_numpy["state"]["key"], dtype=np.uint32)

@@ -142,6 +142,8 @@ class Run:
         found = gatekeeper.check(logs, variants, self.resources.workers, stopped)
         for done, checked in enumerate(found, 1):
             self.watcher.check(done, len(variants))
+            if received:
+                break  # what failed may have been ended by the same signal
             if fault := checked.fault:
                 refused.add(checked.variant.name)
                 self.failed = True

@@ -78,6 +78,8 @@ def _declare(table: str, fields: Sequence[Any]) -> Any:
     return pa.schema(fields, metadata=metadata)
 
 
+# Of a trial that went on from a checkpoint, times, speeds, energy and peaks of memory are those of the steps since;
+# `wall_seconds`, `attempts` and `started_at` are of all attempts, and all else is as if it had never been cut.
 TRIALS = _declare(
     "trials",
     [

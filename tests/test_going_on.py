@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from ablate import trial
+from ablate import runner, trial
+from ablate.child import Child
 from ablate.job import Job, Past
 from ablate.profiling.clock import warmup_steps
 from ablate.results import Store
 from ablate.rows import _since
+from ablate.runner import Run
 from ablate.tasks import ANEW, Task, is_final, tidy
 from ablate.trial import Reporter, perform
 from tests import test_trial
@@ -144,6 +147,82 @@ def test_attempts_that_left_no_row_are_counted() -> None:
     assert _since(None) == {}
     since = _since(Past(steps=5, began=0.0, seconds=3.0, attempts=2))
     assert (since["attempts"], since["started_at"].isoformat()) == (2, "1970-01-01T00:00:00+00:00")
+
+
+class Running:
+    """A child as the run sees it, that ends when it has been looked at so often."""
+
+    def __init__(self, phase: str, looks: int) -> None:
+        self.phase, self.looks, self.told = phase, looks, list[str]()
+        self.process = self
+
+    def is_alive(self) -> bool:
+        self.looks -= 1
+        return self.looks >= 0
+
+    def waitables(self) -> list[Any]:
+        return []
+
+    def listen(self) -> list[Any]:
+        return []
+
+    def ask_to_stop(self) -> None:
+        self.told.append("asked")
+
+    def interrupt(self, reason: str) -> None:
+        self.told.append(f"{reason}, left {self.looks}")
+
+    def kill(self) -> None:
+        self.told.append("killed")
+
+
+def run_of(running: Running, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    run = object.__new__(Run)
+    run.running = {"aa": (None, running, None)}  # type: ignore[dict-item]
+    run.store = SimpleNamespace(folder=folder)  # type: ignore[assignment]
+    monkeypatch.setattr(runner, "wait", lambda *_: None)
+    monkeypatch.setattr(run, "_finish", run.running.pop)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("phase", "looks", "grace", "left"),
+    [("train", 5, 60, -1), ("evaluate", 5, 60, -1), ("profile", 5, 60, 4), ("setup", 5, 60, 4), ("train", 5, -1, 4)],
+)
+def test_a_training_is_waited_for_and_nothing_else_is(
+    phase: str, looks: int, grace: float, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = Running(phase, looks)
+    monkeypatch.setattr(runner, "GRACE_SECONDS", grace)
+    run_of(running, tmp_path, monkeypatch)._interrupt(signal.SIGTERM)
+    assert running.told == ["asked", f"the run got SIGTERM, left {left}"]
+
+
+def test_a_second_signal_ends_children_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = Running("train", 5)
+    with pytest.raises(KeyboardInterrupt), run_of(running, tmp_path, monkeypatch)._announced():
+        raise KeyboardInterrupt
+    assert running.told == ["killed"]
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [
+        (None, ("interrupted", "train", "the run got SIGINT")),
+        (
+            ("interrupted", "train", "stopped at step 3"),
+            ("interrupted", "train", "the run got SIGINT; stopped at step 3"),
+        ),
+        (("ok", "profile", ""), ("ok", "profile", "")),
+    ],
+)
+def test_what_a_child_says_in_the_end_stands(said: Any, outcome: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = object.__new__(Child)
+    running.phase, running.outcome = "train", said
+    monkeypatch.setattr(Child, "kill", lambda self: None)
+    monkeypatch.setattr(Child, "listen", lambda self: iter(()))
+    running.interrupt("the run got SIGINT")
+    assert running.outcome == outcome
 
 
 @pytest.fixture

@@ -162,6 +162,7 @@ def test_checkpoints_by_steps_or_by_the_clock_change_no_number(tmp_path: Path, m
     assert_same(trained(settings, Keeper(str(tmp_path / "b"))), plain)
     assert names(tmp_path / "b") == [], "a minute is not over"
     monkeypatch.setattr(resume, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(resume, "AT_MOST", 0)
     assert_same(trained(settings, Keeper(str(tmp_path / "b"))), plain)
     assert names(tmp_path / "b") == ["step-000000000006.safetensors", "step-000000000007.safetensors"]
 
@@ -233,6 +234,36 @@ def test_tied_weights_stay_one_and_are_kept_once(tmp_path: Path) -> None:
     assert model.head.output.weight is model.embedding.tokens.weight
     (found,) = checkpoint.newest(tmp_path / "a", lambda plain: None)
     assert len([name for name in found.names() if "tokens.weight" in name or "output.weight" in name]) == 1
+
+
+def test_on_a_gpu_its_generator_goes_on_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = {"now": torch.tensor([1, 2], dtype=torch.uint8)}
+    monkeypatch.setattr(resume, "_device_of", lambda model: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: states["now"].clone())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: states.update(now=state))
+    settings = variant(steps=STEPS)
+    trained(settings, Keeper(str(tmp_path / "a"), stopped=stopping_after(4)))
+    states["now"] = torch.tensor([3, 4], dtype=torch.uint8)
+    trained(settings, Keeper(str(tmp_path / "a")))
+    assert states["now"].tolist() == [1, 2]
+
+
+def test_a_step_back_leaves_nothing_of_later_steps(tmp_path: Path) -> None:
+    """What was not used must not push out what is written now."""
+    for step in (3, 6, 4):
+        checkpoint.write(tmp_path, step, {"a": torch.zeros(1)}, {})
+    assert names(tmp_path) == ["step-000000000003.safetensors", "step-000000000004.safetensors"]
+
+
+def test_losses_that_are_read_earlier_change_nothing_of_a_training_that_diverges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = variant(lr=1e20, optimizer={"name": "sgd"}, grad_clip=None, steps=50, eval_every=50)
+    whole = trained(settings)[1]
+    monkeypatch.setattr("ablate.train.read_every", lambda model: 10)
+    late = trained(settings)[1]
+    early = trained(settings, Keeper(str(tmp_path / "a"), every=1))[1]
+    assert whole == late == early
 
 
 # --- Bad checkpoints --------------------------------------------------------------------------------------------------

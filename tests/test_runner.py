@@ -316,25 +316,38 @@ def test_a_profile_alone_that_failed_is_repeated_only_when_asked(tmp_path: Path)
     assert rows(tmp_path)["attempts"].to_dict() == {"baseline": 2, "huge": 2}
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status", "to_all"),
+    [(signal.SIGINT, 130, False), (signal.SIGTERM, 143, False), (signal.SIGTERM, 143, True)],
+)
 def test_an_interrupted_run_says_so_and_goes_on_next_time(
-    tmp_path: Path, processes: list[subprocess.Popen[str]], number: signal.Signals, status: int
+    tmp_path: Path, processes: list[subprocess.Popen[str]], number: signal.Signals, status: int, to_all: bool
 ) -> None:
     write(tmp_path, "long: {train: {steps: 1000000}}", "gqa: {attention: {name: gqa, n_kv_heads: 1}}")
     process = start(tmp_path, "--workers", "1")
     processes.append(process)
     child = wait_for(lambda: trial_process(process.pid, tmp_path, "long"))
+    wait_for(lambda: psutil.Process(child.pid).cpu_times().user > 5)  # it trains by now
+    for each in psutil.Process(process.pid).children(recursive=True) if to_all else []:
+        each.send_signal(number)
     process.send_signal(number)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == status, output
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     assert rows(tmp_path)["status"].to_dict() == {"baseline": "ok", "long": "interrupted"}
+    cut = rows(tmp_path).loc["long"]
+    assert cut["reason"] == f"the run got {number.name}; stopped at step {cut['steps']}"
     assert (tmp_path / "reports/tiny/report.md").is_file()
     assert list((tmp_path / "results/tiny/leases").iterdir()) == []
 
     assert run(tmp_path, "--workers", "1", "--set", "train.max_seconds=5")[0] == 1
     assert rows(tmp_path)["status"].to_dict() == {"baseline": "ok", "long": "timeout", "gqa": "ok"}
     assert rows(tmp_path)["attempts"].to_dict() == {"baseline": 1, "long": 2, "gqa": 1}
+    results = ablate.load(tmp_path / "results/tiny")
+    steps = results.curves.query(f"trial_id == '{cut['trial_id']}' and split == 'train' and metric == 'loss'")["step"]
+    assert list(steps) == list(range(1, len(steps) + 1))
+    assert len(steps) > cut["steps"] > 0
+    assert [path.name for path in (tmp_path / "results/tiny/checkpoints").iterdir()] == [cut["trial_id"]]
 
 
 def test_fail_fast_starts_nothing_more(tmp_path: Path) -> None:
