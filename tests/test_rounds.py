@@ -15,6 +15,7 @@ from conftest import Expand
 
 import ablate
 from ablate import child, commands, rounds
+from ablate.child import Child
 from ablate.cli import main
 from ablate.experiment import Experiment
 from ablate.interleaved import Rounds
@@ -65,6 +66,9 @@ class FakeChild:
 
     def is_alive(self) -> bool:
         return False
+
+    def too_late(self) -> str | None:
+        return None
 
     def overdue(self) -> bool:
         return False
@@ -365,6 +369,7 @@ def test_what_never_ends_is_ended_after_the_time_of_a_trial(
 
     monkeypatch.setattr(FakeChild, "is_alive", lambda self: not stops)
     monkeypatch.setattr(FakeChild, "overdue", lambda self: True)
+    monkeypatch.setattr(FakeChild, "too_late", Child.too_late)
     monkeypatch.setattr(FakeChild, "stop", stop, raising=False)
     monkeypatch.setattr(FakeChild, "limit", 7.0)
     experiment = expand(VARIANTS, "profile.repeats=1", "train.max_seconds=7")
