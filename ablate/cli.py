@@ -200,10 +200,10 @@ def run(**options: Any) -> int:
     """Train and profile every variant of FILE, store the numbers, write the report. Resumes by itself."""
     from rich.console import Console
 
-    from ablate import commands
+    from ablate import asked, sweep
 
     console = Console(highlight=False)
-    ran = commands.run(commands.Wanted(**{**options, "sets": tuple(options["sets"])}), console)
+    ran = sweep.run(asked.Wanted(**{**options, "sets": tuple(options["sets"])}), console)
     outcomes = ", ".join(f"{number} {word}" for word, number in sorted(ran.outcomes.items()))
     echo(f"{outcomes}; report: {ran.report or 'not written'}")
     if ran.lost:
@@ -227,9 +227,9 @@ def run(**options: Any) -> int:
 @command
 def plan(as_json: bool, **options: Any) -> int:
     """Show what FILE would run and what each variant costs, without running it."""
-    from ablate import commands
+    from ablate import asked, commands
 
-    facts = commands.plan_facts(commands.Wanted(**{**options, "sets": tuple(options["sets"])}))
+    facts = commands.plan_facts(asked.Wanted(**{**options, "sets": tuple(options["sets"])}))
     if as_json:
         _print_json(facts)
     else:
@@ -238,7 +238,7 @@ def plan(as_json: bool, **options: Any) -> int:
 
 
 def _print_plan(facts: Mapping[str, Any]) -> None:
-    from ablate.commands import many
+    from ablate.asked import many
 
     counts = facts["counts"]
     echo(f"{facts['name']}: {facts['question'] or ''}".rstrip(": "))
@@ -327,9 +327,9 @@ def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 @command
 def report(target: str, results: Path, reports: Path, as_json: bool) -> int:
     """Write the report of an experiment's FILE or folder of results again, at any moment."""
-    from ablate import commands
+    from ablate import asked
 
-    path = commands.report(commands.stored(target, results), reports)
+    path = asked.report(asked.stored(target, results), reports)
     _print_json({"report": str(path)}) if as_json else echo(f"report: {path}")
     return 0
 
@@ -370,22 +370,22 @@ def list_(slot: str | None, as_json: bool) -> int:
 @command
 def describe(target: str, variant: str | None, plot: Path | None, sets: tuple[str, ...], as_json: bool) -> int:
     """Describe a choice (attention/gqa), a preset (preset/llama-7b), a section (train, profile), or FILE's variants."""
-    from ablate import commands
+    from ablate import asked, describing
 
     if plot is not None:
-        commands.plot_position(target, plot)
+        describing.plot_position(target, plot)
     if target.startswith("preset/"):
-        facts = commands.describe_preset(target.removeprefix("preset/"))
+        facts = describing.describe_preset(target.removeprefix("preset/"))
         _print_json(facts) if as_json else _print_model(facts, facts["summary"])
     elif (Path(target).is_file() and not target.endswith(".py")) or target.endswith((".yaml", ".yml")):
-        facts = commands.describe_variants(commands.Wanted(target, sets=sets), variant)
+        facts = describing.describe_variants(asked.Wanted(target, sets=sets), variant)
         if as_json:
             _print_json(facts)
         else:
             for each in facts["variants"]:
                 _print_model(each, each["variant"])
     else:
-        facts = commands.describe_choice(target)
+        facts = describing.describe_choice(target)
         facts |= {} if plot is None else {"plot": str(plot)}
         _print_json(facts) if as_json else _print_choice(facts)
     return 0
@@ -432,9 +432,9 @@ def _print_model(facts: Mapping[str, Any], title: str) -> None:
 @command
 def status(as_json: bool, **options: Any) -> int:
     """Show the trials of FILE by outcome, what runs now and what is left."""
-    from ablate import commands
+    from ablate import asked, commands
 
-    facts = commands.status(commands.Wanted(**{**options, "sets": tuple(options["sets"])}))
+    facts = commands.status(asked.Wanted(**{**options, "sets": tuple(options["sets"])}))
     if as_json:
         _print_json(facts)
         return 0
@@ -476,16 +476,16 @@ def doctor(file: str | None, aa: str | None, repeats: int, as_json: bool, **opti
     things different, how noisy its times are, and how many rounds find a difference of 5 %. Exit status 1 where a
     model differs from itself.
     """
-    from ablate import commands
+    from ablate import asked, commands
 
     if aa is not None:
-        wanted = commands.Wanted(**{**options, "file": aa, "sets": tuple(options["sets"])})
+        wanted = asked.Wanted(**{**options, "file": aa, "sets": tuple(options["sets"])})
         return _check_noise(wanted, repeats, as_json)
     if file is None:
         facts = commands.doctor(options["device"])
         _print_json(facts) if as_json else _print_machine(facts)
         return 0
-    facts = commands.gates(commands.Wanted(**{**options, "file": file, "sets": tuple(options["sets"])}))
+    facts = commands.gates(asked.Wanted(**{**options, "file": file, "sets": tuple(options["sets"])}))
     _print_json(facts) if as_json else _print_gates(facts)
     return 0 if all(each["passed"] for each in facts["variants"]) and not facts["invalid"] else 1
 
@@ -524,7 +524,7 @@ def _print_machine(facts: Mapping[str, Any]) -> None:
 def _print_gates(facts: Mapping[str, Any]) -> None:
     from tabulate import tabulate
 
-    from ablate.commands import many
+    from ablate.asked import many
 
     heads = ("variant", "gate", "result", "detail")
     rows = [(each["variant"], *gate.values()) for each in facts["variants"] for gate in each["gates"]]
@@ -577,7 +577,7 @@ def verify(target: str, results: Path, as_json: bool) -> int:
 
 
 def _print_faults(facts: Mapping[str, Any]) -> None:
-    from ablate.commands import many
+    from ablate.asked import many
 
     for each in facts["faults"]:
         click.echo(f"{each['file']}: {each['fault']}\n  {each['cure']}")

@@ -20,7 +20,7 @@ from typing import Any
 import pandas  # noqa: F401
 import torch  # noqa: F401
 
-from ablate import calibration, capacity, child, commands, gatekeeper, lease, plan, report, rounds, runner  # noqa: F401
+from ablate import calibration, capacity, child, gatekeeper, lease, plan, report, rounds, runner, sweep  # noqa: F401
 from ablate.capacity import Try
 from ablate.cli import main
 from ablate.gatekeeper import Checked
@@ -116,7 +116,7 @@ def run(spec: dict[str, Any]) -> int:
     gatekeeper.check = check
     capacity.Tries._try = attempt  # type: ignore[method-assign]
     capacity.available = lambda device: 10**9  # what is free just now differs
-    commands._tracker = lambda *_, **__: None  # type: ignore[assignment]
+    sweep._mirror = lambda *_, **__: None  # type: ignore[assignment]
     report.can_draw = lambda: False  # it takes longer than all the rest
     lease.DEAD_AFTER = spec.get("dead_after", 3600.0)
     try:

@@ -20,7 +20,7 @@ from fuzzing.judge import judge
 from fuzzing.settings import every_setting
 from fuzzing.writing import Pairs, Raw, flow
 
-from ablate import commands, document
+from ablate import asked, commands, document
 from ablate.document import FileFaults
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -99,7 +99,7 @@ def test_the_same_that_is_read_otherwise_is_a_fault() -> None:
     ],
 )
 def test_anything_but_two_lines_is_a_fault(error: BaseException, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(wanted: commands.Wanted) -> None:
+    def fails(wanted: asked.Wanted) -> None:
         raise error
 
     monkeypatch.setattr(commands, "plan_facts", fails)
@@ -109,7 +109,7 @@ def test_anything_but_two_lines_is_a_fault(error: BaseException, said: str, monk
 
 
 def test_what_is_left_behind_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def leaves(wanted: commands.Wanted) -> None:
+    def leaves(wanted: asked.Wanted) -> None:
         Path("results").mkdir()
         raise FileFaults(["fuzzed.yaml:1:1: wrong\n  mend it"])
 

@@ -74,7 +74,8 @@ STOREYS = [
         "compact",
     ],
     ["runner"],
-    ["commands"],
+    ["asked"],
+    ["sweep", "describing", "commands"],
     ["cli", "__main__"],
 ]
 STOREY = {module: height for height, modules in enumerate(STOREYS) for module in modules}
@@ -252,6 +253,9 @@ LIGHT = (
         "interleaved",
         "rounds",
         "noise",
+        "asked",
+        "sweep",
+        "describing",
         "commands",
         "cli",
         "__main__",

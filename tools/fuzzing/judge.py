@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from ablate import commands, gatekeeper
-from ablate.commands import Wanted
+from ablate.asked import Wanted
 from ablate.document import FileFaults
 from fuzzing.case import Case
 
