@@ -40,7 +40,7 @@ GRACE_SECONDS = 4.0
 _GRACE_POLL_SECONDS = 0.1
 _CAN_STOP = ("train", "evaluate")
 _CAPACITY = "capacity.json"
-_CAPACITY_LEASE = "capacity"
+_CAPACITY_LEASE, _ROUNDS_LEASE = "capacity", "rounds"
 _LOST = "lost"
 
 
@@ -247,7 +247,7 @@ class Run:
         if found is None or not self._left(found, retry_failed=self.retry_failed):
             return
         before = self.store.rounds(found.timing_id)
-        while held := self._await(found.timing_id, "rounds of timing", received):
+        while held := self._await(_ROUNDS_LEASE, "rounds of timing", received):
             with held:
                 # What failed meanwhile, in another run, is not what was asked to be done again.
                 again = self.retry_failed and self.store.rounds(found.timing_id) == before
