@@ -32,7 +32,10 @@ SECONDS_BESIDE_TRAINING = 10.0
 """For how long the run waits for MLflow between trials, in all. While it waits, nothing disturbs a measurement."""
 
 SECONDS_AT_END = 5.0
-"""For how long it then waits for what is still to be written."""
+"""For how long it waits at the end for what is still to be written, beside what is left of that."""
+
+SECONDS_IN_A_HURRY = 1.0
+"""For how long it then waits where it was told to end: all of that has to be over in 10 s."""
 
 _MOST_UNANSWERED = 1000  # what is asked for stands in a pipe, and a full one would hold up who writes to it
 _BEHIND = 3  # unanswered requests that are no accident
@@ -81,13 +84,17 @@ class Mirror:
         """The report, and what the rounds of timing say."""
         self._ask(("attach", str(report_folder)))
 
+    def hurry(self) -> None:
+        """The run is to end now: what MLflow does not know by then is for `sync`."""
+        self._patience, self._patience_at_end = 0.0, min(SECONDS_IN_A_HURRY, self._patience_at_end)
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         """After an error nobody waits."""
         if kind is None:
-            self._patience = self._patience_at_end
+            self._patience = max(0.0, self._patience) + self._patience_at_end
             self._wait(hopeful=True)
             if self._fault is None and (self._lost or self._unanswered):
                 self._warn(f"it did not answer in time ({self._unanswered} requests are open)")
@@ -143,8 +150,8 @@ class Mirror:
 
     def _warn(self, fault: str) -> None:
         told = self._told(fault)
-        cure = "" if self._command in told else f" To bring it up to date: {self._command}"
-        _log.warning("MLflow is behind: %s%s", told, cure)
+        cure = "" if self._command in told else f". To bring it up to date: {self._command}"
+        _log.warning("MLflow is behind: %s%s", told.rstrip(".") if cure else told, cure)
 
     def _told(self, text: str) -> str:
         return text.replace(SYNC, self._command)

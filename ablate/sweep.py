@@ -106,6 +106,8 @@ def _run(
     with mirror or nullcontext():
         with progress:
             running.carry_out(queue, received)
+        if mirror and received:
+            mirror.hurry()
         lost = running.keeper.lost()
         folder = None
         try:
