@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from ablate.machine import Resources
     from ablate.mirror import Mirror
     from ablate.plan import VariantPlan
+    from ablate.progress import Progress
+    from ablate.runner import Run
+    from ablate.tasks import Task
     from ablate.variant import Trial
 
 _PARTS = (*SCHEMAS, "logs", "checkpoints", "leases")
@@ -57,76 +60,96 @@ def run(wanted: Wanted, console: Console) -> Ran:
     plan.check_device(experiment, resources.device)
     _check_writable(wanted, experiment.name)
     with signals() as received:
-        ran = _run(wanted, console, experiment, plans, resources, received)
+        ran = _Sweep(wanted, experiment, plans, resources, received).run(console)
     return replace(ran, status=128 + received[0]) if received else ran
 
 
-def _run(
-    wanted: Wanted,
-    console: Console,
-    experiment: Experiment,
-    plans: list[VariantPlan],
-    resources: Resources,
-    received: list[int],
-) -> Ran:
-    from ablate import machine, plan
-    from ablate.lease import Leases
-    from ablate.progress import Progress
-    from ablate.runner import Run, present
-    from ablate.tasks import tasks, tidy
+class _Sweep:
+    """One run of an experiment, from what is stored of it to the report."""
 
-    store = Store(wanted.results / experiment.name, create=True)
-    names = _names_of_trials(store)
-    trials = experiment.trials(resources.device, resources.threads)
-    tidy(trials, store)
-    queue = tasks(trials, store, retry_failed=wanted.retry_failed, only=wanted.only)
-    _check_places(store, [task.trial for task in queue])
-    store.remove_leftovers()
-    progress = Progress(console, len(queue))
-    document = plan.document(experiment, plans, machine.facts(resources), wanted.command())
-    with present(Leases(store.folder / "leases"), received):
-        store.write_experiment(document)
-        running = Run(
-            experiment,
-            plans,
-            store,
-            resources,
-            progress,
-            lambda trial_id: mirror.mirror(trial_id) if mirror else None,
-            fail_fast=wanted.fail_fast,
-            retry_failed=wanted.retry_failed,
-            repeated=wanted.only != "train",
-            only=wanted.only,
-        )
-    rounds_left = len(running.rounds_left())
-    opening = _opening(experiment, len(queue), _stored_statuses(store, trials), rounds_left)
-    for line in (opening, *_done_again(store, trials)):
-        console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
-    mirror = _mirror(wanted, store, new=bool(queue or rounds_left), behind=_names_of_trials(store) != names)
-    with mirror or nullcontext():
-        with progress:
-            running.carry_out(queue, received)
-        if mirror and received:
-            mirror.hurry()
-        lost = running.keeper.lost()
-        folder = None
+    def __init__(
+        self,
+        wanted: Wanted,
+        experiment: Experiment,
+        plans: list[VariantPlan],
+        resources: Resources,
+        received: list[int],
+    ) -> None:
+        self.wanted, self.experiment, self.plans, self.resources = wanted, experiment, plans, resources
+        self.received = received
+        self.store = Store(wanted.results / experiment.name, create=True)
+        self.trials = experiment.trials(resources.device, resources.threads)
+        self.mirror: Mirror | None = None
+
+    def run(self, console: Console) -> Ran:
+        from ablate.progress import Progress
+
+        names, queue = _names_of_trials(self.store), self._queue()
+        progress = Progress(console, len(queue))
+        running = self._begin(progress)
+        rounds_left = len(running.rounds_left())
+        opening = _opening(self.experiment, len(queue), _statuses(self.store, self.trials), rounds_left)
+        for line in (opening, *_done_again(self.store, self.trials)):
+            console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
+        is_renamed = _names_of_trials(self.store) != names
+        self.mirror = _mirror(self.wanted, self.store, new=bool(queue or rounds_left), behind=is_renamed)
+        with self.mirror or nullcontext():
+            with progress:
+                running.carry_out(queue, self.received)
+            written, fault = self._report()
+        lost = (*running.keeper.lost(), *fault)
+        outcomes = _outcomes(_statuses(self.store, self.trials), len(self.trials))
+        failed = set(outcomes) - {"ok"} or self.experiment.invalid or lost or running.failed_rounds()
+        started = len(queue)
+        return Ran(outcomes, started, len(self.trials) - started, written, 1 if failed else 0, lost)
+
+    def _queue(self) -> list[Task]:
+        """What is to be done. Raises `FileFaults` where it could not be stored."""
+        from ablate.tasks import tasks, tidy
+
+        tidy(self.trials, self.store)
+        queue = tasks(self.trials, self.store, retry_failed=self.wanted.retry_failed, only=self.wanted.only)
+        _check_places(self.store, [task.trial for task in queue])
+        self.store.remove_leftovers()
+        return queue
+
+    def _begin(self, progress: Progress) -> Run:
+        """Store what the experiment is now."""
+        from ablate import machine, plan
+        from ablate.lease import Leases
+        from ablate.runner import Run, present
+
+        document = plan.document(self.experiment, self.plans, machine.facts(self.resources), self.wanted.command())
+        with present(Leases(self.store.folder / "leases"), self.received):
+            self.store.write_experiment(document)
+            return Run(
+                self.experiment,
+                self.plans,
+                self.store,
+                self.resources,
+                progress,
+                lambda trial_id: self.mirror.mirror(trial_id) if self.mirror else None,
+                fail_fast=self.wanted.fail_fast,
+                retry_failed=self.wanted.retry_failed,
+                repeated=self.wanted.only != "train",
+                only=self.wanted.only,
+            )
+
+    def _report(self) -> tuple[Path | None, list[str]]:
+        """Write the report, while no other run does, and have it mirrored. Returns where it is, and why it is not."""
+        from ablate.lease import Leases
+
+        if self.mirror and self.received:
+            self.mirror.hurry()
+        folder = self.wanted.reports / self.experiment.name
         try:
-            folder = _report_alone(store, wanted.reports / experiment.name, received)
-            if mirror:
-                mirror.attach(folder.parent)
+            with Leases(folder).wait(_REPORT_LEASE, stopped=lambda: bool(self.received)) or nullcontext():
+                written = report(self.store.load(), folder.parent)
+            if self.mirror:
+                self.mirror.attach(folder)
         except OSError as error:
-            lost.append(f"the report: {error.strerror or error}")
-    outcomes = _outcomes(_stored_statuses(store, trials), len(trials))
-    failed = set(outcomes) - {"ok"} or experiment.invalid or lost or running.failed_rounds()
-    return Ran(outcomes, len(queue), len(trials) - len(queue), folder, 1 if failed else 0, tuple(lost))
-
-
-def _report_alone(store: Store, folder: Path, received: Sequence[int]) -> Path:
-    """Write the report while no other run writes one there."""
-    from ablate.lease import Leases
-
-    with Leases(folder).wait(_REPORT_LEASE, stopped=lambda: bool(received)) or nullcontext():
-        return report(store.load(), folder.parent)
+            return None, [f"the report: {error.strerror or error}"]
+        return written, []
 
 
 def _check_writable(wanted: Wanted, name: str) -> None:
@@ -172,7 +195,7 @@ def _done_again(store: Store, trials: Sequence[Trial]) -> list[str]:
     return lines
 
 
-def _stored_statuses(store: Store, trials: Sequence[Trial]) -> Counter[str]:
+def _statuses(store: Store, trials: Sequence[Trial]) -> Counter[str]:
     return Counter(row["status"] for trial in trials if (row := store.trial(trial.trial_id)))
 
 
