@@ -369,6 +369,20 @@ def test_workers_share_the_work(tmp_path: Path) -> None:
     assert results.trials["trials_at_once"].max() > 1.2
 
 
+def test_neither_the_workers_nor_the_place_in_the_grid_change_a_bit_of_a_curve(tmp_path: Path) -> None:
+    lines, found = ["mqa: {attention: mqa}", "moe: {feed_forward: moe, dropout: 0.1}"], []
+    for name, workers, order in (("together", "2", lines), ("alone", "1", lines[::-1])):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, *order)
+        status, output = run(tmp_path / name, "--workers", workers, "--only", "train")
+        assert status == 0, output
+        results = ablate.load(tmp_path / name / "results/tiny")
+        assert list(results.trials["variant"]) == ["baseline", *(line.partition(":")[0] for line in order)]
+        found.append(results.curves.sort_values(["trial_id", "split", "metric", "step"], ignore_index=True))
+    assert set(found[0]["split"]) == {"train", "val", "model"}
+    assert found[0].equals(found[1])
+
+
 ZEROS = '''"""Attention that mixes nothing."""
 
 from torch import nn
