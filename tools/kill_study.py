@@ -100,8 +100,7 @@ class Study:
 
     def _left_over(self, name: str) -> list[str]:
         results = self.folder / name / "results"
-        files = [*results.rglob("*.tmp"), *(results / "killed/leases").glob("*")]
-        return [f"left over: {each.name}" for each in files]
+        return [f"left over: {each.name}" for each in (results / "killed").glob("checkpoints/*")]
 
 
 @dataclass
@@ -129,7 +128,7 @@ class Findings:
             f"`kill -9` of the whole process group, {len(self.moments)} times in {len(self.lost)} experiments of "
             f"{self.seconds:.0f} s undisturbed, each time followed by the same command. **{whole} of {len(self.lost)} "
             "stores equal the undisturbed one** in every column except times, speeds, memory and attempts, and in "
-            "every point of the curves; in MLflow each trial is finished exactly once, and no file is left over.",
+            "every point of the curves; in MLflow each trial is finished exactly once, and no checkpoint is left over.",
             "\n".join(["| last word of the run when it was killed | times |", "|:---|---:|", *rows]),
             "\n".join(found) or "Nothing was lost.",
         ]
