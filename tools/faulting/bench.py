@@ -92,8 +92,8 @@ class Case:
     """One moment of a fault, and what is expected: one of the exit `statuses`, nothing lost after the run again.
 
     `given` is told to the trap. `start` is the state that it begins with, `before` does something to it, `mend` repairs
-    it, `check` says what else is lost, `close` clears away; `meanwhile` goes on beside the run. `again` is what is added
-    to the command. Those that go `in_turn` do not run beside one another.
+    it, `check` says what else is lost, `close` clears away; `meanwhile` goes on beside the run. `again` is what the
+    command has more the second time. Those that go `in_turn` do not run beside one another.
     """
 
     moment: str
