@@ -167,8 +167,7 @@ class Bench:
     def undisturbed(self) -> Ended:
         """The run to compare with; its notes say which moments there are."""
         with self._states:
-            self.run(Home(self.folder / "first"))  # what is measured once a machine is measured now
-            return self._well(self.run(Home(self.folder / "undisturbed"), given={"set": {}}))
+            return self._well(self.run(Home(self.folder / "undisturbed")))
 
     @cached_property
     def whole(self) -> Results:

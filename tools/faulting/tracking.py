@@ -54,6 +54,11 @@ class Gate(ThreadingHTTPServer):
         """Where it stands."""
         return f"http://{_HOST}:{self.server_address[1]}"
 
+    def end(self) -> None:
+        """It stands there no more."""
+        self.shutdown()
+        self.server_close()
+
 
 class _Handler(BaseHTTPRequestHandler):
     server: Gate
@@ -177,7 +182,7 @@ def _open(gate: Gate, home: Home) -> None:
 
 
 def _close(server: Server, gate: Gate, home: Home) -> None:
-    gate.shutdown()
+    gate.end()
     server.forget(home.folder.name)
 
 

@@ -204,14 +204,10 @@ def _told(trap: Trap, function: Any, operation: str, place: int) -> Any:
 
 def _lay_on_open(trap: Trap) -> None:
     class Raw(io.FileIO):
-        """A file that may take a part of what it is given, and then no more."""
+        """What a buffer is written to."""
 
         def write(self, data: Any) -> int:
-            try:
-                trap.write("write", self.fileno())
-            except OSError:
-                super().write(memoryview(data)[: len(memoryview(data)) // 2])
-                raise
+            trap.write("write", self.fileno())
             return super().write(data)
 
     def opening(
