@@ -93,7 +93,8 @@ class Case:
 
     `given` is told to the trap. `start` is the state that it begins with, `before` does something to it, `mend` repairs
     it, `check` says what else is lost, `close` clears away; `meanwhile` goes on beside the run. `again` is what the
-    command has more the second time. Those that go `in_turn` do not run beside one another.
+    command has more the second time. Those that go `in_turn` do not run beside one another. `has_database`: one of
+    MLflow's is there, and empty.
     """
 
     moment: str
@@ -109,6 +110,7 @@ class Case:
     check: Callable[[Home], list[str]] = _no_loss
     close: Callable[[Home], None] = _nothing
     in_turn: bool = False
+    has_database: bool = False
     meanwhile: Callable[[Home, subprocess.Popen[bytes]], None] | None = None
     steps_again: int | None = EVERY
     """So many steps of each trial may be done twice; None where a whole trial may."""
@@ -184,12 +186,31 @@ class Bench:
         home.folder.mkdir(parents=True, exist_ok=True)
         return home
 
+    def _home_of(self, name: str, case: Case) -> Home:
+        home = self.home(name, case.start)
+        if case.has_database:
+            home.results.mkdir()
+            shutil.copy(self.database(), home.results)
+        return home
+
     def state(self, name: str, given: Mapping[str, Any]) -> str:
         """A state to start from: what is left of a run that the trap ended."""
         with self._states:
             if not (self.folder / name).exists():
                 self.run(Home(self.folder / name), given=given)
         return name
+
+    def database(self) -> Path:
+        """A database of MLflow's with nothing in it: to create one takes as long as all of so small a run."""
+        with self._states:
+            path = self.folder / "empty/mlflow.db"
+            if not path.exists():
+                path.parent.mkdir()
+                code = "import mlflow, sys; mlflow.MlflowClient(sys.argv[1]).search_experiments()"
+                environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
+                command = [sys.executable, "-c", code, f"sqlite:///{path}"]
+                subprocess.run(command, env=environment, capture_output=True, check=True)
+        return path
 
     def mirrored(self) -> str:
         """The state after a run that nobody disturbed, with MLflow."""
@@ -267,7 +288,7 @@ class Bench:
             return self._carried_out(name, case)
 
     def _carried_out(self, name: str, case: Case) -> Seen:
-        home = self.home(name, case.start)
+        home = self._home_of(name, case)
         try:
             case.before(home)
             first = self.run(

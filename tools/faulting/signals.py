@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from faulting.bench import EVERY, STEPS, Bench, Case, Home
 from faulting.catalogue import MOMENTS, at, fault
@@ -28,7 +29,8 @@ def _sent(
         given = at(MOMENTS[name], signal=int(number), to=to, linger=0.4)
         # By the time that the report is written all is done.
         expected = (*statuses, 0) if name == "report" else statuses
-        yield Case(name, expected, given, environment={}, again=again, steps_again=steps_again)
+        own: dict[str, Any] = {"environment": {}, "has_database": True}
+        yield Case(name, expected, given, again=again, steps_again=steps_again, **own)
 
 
 @fault

@@ -198,8 +198,8 @@ def the_tracking_database_in_trouble(bench: Bench) -> Iterable[Case]:
     """Locked, damaged, removed or read-only, or runs in it: training goes on, and what is missing is written again."""
     start = bench.mirrored()
     removed = at(moment("parent", "replace", ".*/trials/.*"), remove="results/mlflow.db")
-    yield _own("locked during the run", meanwhile=_locked)
-    yield _own("removed in the middle", given=removed)
+    yield _own("locked during the run", has_database=True, meanwhile=_locked)
+    yield _own("removed in the middle", has_database=True, given=removed)
     yield _own("flipped bytes", before=partial(_prepared, bench, start, _flipped), mend=_moved_away)
     yield _own("empty", before=partial(_prepared, bench, start, _emptied))
     yield _own("read-only", before=partial(_prepared, bench, start, _read_only), mend=_writable)
