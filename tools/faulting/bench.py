@@ -154,8 +154,8 @@ class Seen:
 class Bench:
     """A folder of homes, with an undisturbed run to compare with."""
 
-    def __init__(self, folder: Path, every: int = 1) -> None:
-        self.folder, self.every = folder, every
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.ending = contextlib.ExitStack()
         self._turn, self._states = threading.Lock(), threading.RLock()
         (folder / "site").mkdir(parents=True)

@@ -25,37 +25,37 @@ def _at_writes(
 @fault
 def disk_full_once(bench: Bench) -> Iterable[Case]:
     """ENOSPC at one operation of the parent, of each sort on each sort of file."""
-    return _at_writes(bench, errno.ENOSPC, lasts=False, every=bench.every)
+    return _at_writes(bench, errno.ENOSPC, lasts=False)
 
 
 @fault
 def disk_full_from_then_on(bench: Bench) -> Iterable[Case]:
     """ENOSPC at that operation, and at all that write afterwards."""
-    return _at_writes(bench, errno.ENOSPC, lasts=True, every=3 * bench.every)
+    return _at_writes(bench, errno.ENOSPC, lasts=True, every=4)
 
 
 @fault
 def over_quota_from_then_on(bench: Bench) -> Iterable[Case]:
     """EDQUOT."""
-    return _at_writes(bench, errno.EDQUOT, lasts=True, every=10 * bench.every)
+    return _at_writes(bench, errno.EDQUOT, lasts=True, every=15)
 
 
 @fault
 def input_output_error_once(bench: Bench) -> Iterable[Case]:
     """EIO."""
-    return _at_writes(bench, errno.EIO, lasts=False, every=8 * bench.every)
+    return _at_writes(bench, errno.EIO, lasts=False, every=10)
 
 
 @fault
 def input_output_error_from_then_on(bench: Bench) -> Iterable[Case]:
     """EIO."""
-    return _at_writes(bench, errno.EIO, lasts=True, every=10 * bench.every)
+    return _at_writes(bench, errno.EIO, lasts=True, every=15)
 
 
 @fault
 def read_only_from_then_on(bench: Bench) -> Iterable[Case]:
     """EROFS, as a file system does that is remounted after an error."""
-    return _at_writes(bench, errno.EROFS, lasts=True, every=8 * bench.every)
+    return _at_writes(bench, errno.EROFS, lasts=True, every=10)
 
 
 @fault
