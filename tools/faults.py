@@ -4,7 +4,8 @@ Usage: python tools/faults.py [--only NAME ...] [--every N] [--at-once N] [--out
 
 A tiny experiment is run by the command line with one fault injected: a full disk, a signal, a dead tracking server, a
 damaged file. Then the same command is given again, and what is stored must be that of a run that nobody disturbed.
-`--every N` takes only each Nth moment of a fault, for a quick look. Writes the table as it goes on; exit status 1 where anything was lost, or not as expected. Linux only: it reads /proc.
+`--every N` takes only each Nth moment of a fault, for a quick look. Writes the table as it goes on; exit status 1 where
+anything was lost, or not as expected. Linux only: it reads /proc.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ def _seen(bench: Bench, name: str, case: Case) -> Seen | str:
         return bench.carry_out(name, case)
     except Skipped as reason:
         return f"{case.moment}: {reason}"
+    except Exception as error:  # one case that the study cannot carry out must not end it
+        return Seen(case.moment, None, 0.0, "", "", [f"the study failed: {type(error).__name__}: {error}"], [])
 
 
 def write(out: Path, text: str) -> None:

@@ -112,10 +112,18 @@ def a_damaged_checkpoint(bench: Bench) -> Iterable[Case]:
     for damage in DAMAGE:
         yield Case(f"the newest: {damage}", (0, 2), start=start, before=partial(_newest, damage))
     yield Case("all: flipped byte", start=start, before=_all)
+    yield Case("all: those of another trial", start=start, before=partial(_others, bench))
 
 
 def _newest(damage: str, home: Home) -> None:
     DAMAGE[damage](sorted((home.store / "checkpoints").glob("*/step-*.safetensors"))[-1])
+
+
+def _others(bench: Bench, home: Home) -> None:
+    """The second trial finds what is of the first."""
+    folder = next(each for each in (home.store / "checkpoints").iterdir() if any(each.glob("step-*")))
+    for trial_id in bench.whole.trials["trial_id"]:
+        shutil.copytree(folder, folder.with_name(trial_id), dirs_exist_ok=True)
 
 
 def _all(home: Home) -> None:

@@ -110,7 +110,7 @@ class _Disk:
 
     def unmount(self, home: Home) -> None:
         """Nobody looks at it any more."""
-        self._call("umount", str(home.results))
+        self._call("umount", "--lazy", str(home.results))
 
     def _call(self, *command: str) -> None:
         try:
