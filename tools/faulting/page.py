@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 
 from ablate import machine
+from ablate.commands import many
 from faulting.bench import CHECKPOINTS, EVERY, STEPS, Ended, Seen
 from faulting.catalogue import Fault
 
@@ -70,8 +71,8 @@ def page(rows: Sequence[Row], undisturbed: Ended | None, left: int) -> str:
         "undisturbed run in every column except times, speeds, memory and attempts, and in every point of the curves; "
         "nothing may be left over, no process outlive its run, no output hold a traceback, and a report be possible "
         f"at any moment. Where a trial is interrupted or the parent killed, {again}.",
-        f"**{len(seen) - bad} of {len(seen)} moments of {len(rows)} faults: nothing lost, and all as expected.**"
-        + (f" {left} faults are still to come." if left else ""),
+        f"**{len(seen) - bad} of {many(len(seen), 'moment')} of {many(len(rows), 'fault')}: nothing lost, and all as "
+        "expected.**" + (f" Still to come: {many(left, 'fault')}." if left else ""),
         "\n".join(_table(rows)),
         "## What was lost, or otherwise than expected",
         "\n".join(_found(rows)) or "Nothing.",
