@@ -206,6 +206,7 @@ def the_tracking_database_in_trouble(bench: Bench) -> Iterable[Case]:
     yield _own("a folder", before=_folder, mend=_moved_away)
     yield _own("mlflow.json damaged", start=start, before=_damaged)
     yield _own("a run left RUNNING", start=start, before=partial(_changed, "status = 'RUNNING'"))
+    yield _own("the experiment deleted", start=start, before=_deleted, mend=partial(_experiment, "active"))
     yield _own("a run deleted", start=start, before=partial(_changed, "lifecycle_stage = 'deleted'"))
 
 
@@ -265,6 +266,19 @@ def _moved_away(home: Home) -> None:
 
 def _damaged(home: Home) -> None:
     (home.store / "mlflow.json").write_text('{"experiment_id": ', encoding="utf-8")
+
+
+def _deleted(home: Home) -> None:
+    """The experiment, before a trial is done again."""
+    _experiment("deleted", home)
+    home.one("trials/*.parquet").unlink()
+
+
+def _experiment(stage: str, home: Home) -> None:
+    """As it is done in the UI."""
+    with contextlib.closing(sqlite3.connect(_database(home))) as database:
+        database.execute("update experiments set lifecycle_stage = ? where name = ?", [stage, NAME])
+        database.commit()
 
 
 def _changed(change: str, home: Home) -> None:
