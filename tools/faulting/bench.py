@@ -47,6 +47,12 @@ CHECKPOINTS = "checkpoint_every" in TrainSettings.model_fields
 OFF = {"MLFLOW_TRACKING_URI": "file:off"}
 """No mirror: it is half of the time of so small a run."""
 
+MEASURED = {
+    "profiles": ["trial_id", "phase", "batch", "context", "new_tokens", "path", "metric"],
+    "repeats": ["timing_id", "variant_id", "is_partner", "round", "metric"],
+}
+"""What names a figure; there may be fewer samples of it, since what a killed process measured of time died with it."""
+
 LIMIT_SECONDS = 600.0
 """After this a run hangs."""
 
@@ -321,9 +327,13 @@ class Bench:
         except ResultsError as error:
             return [str(error)]
         lost = [*differences(self.whole, found), *found.skipped, *_left_over(home), *_not_content(home)]
-        for name in ("profiles", "repeats"):
-            counts = [len(getattr(each, name)) for each in (self.whole, found)]
-            lost += [f"{counts[1]} rows of {name}, not {counts[0]}"] if counts[0] != counts[1] else []
+        for name, key in MEASURED.items():
+            measured = [
+                set(map(tuple, getattr(each, name)[key].astype(str).to_numpy())) for each in (self.whole, found)
+            ]
+            lost += (
+                [f"{name}: {len(measured[0] - measured[1])} figures are missing"] if measured[0] - measured[1] else []
+            )
         if not case.environment and not (home.results / "mlflow.db").is_dir():
             lost += mirror_faults(home.results / "mlflow.db", list(found.trials["trial_id"]))
         return lost + case.check(home)
