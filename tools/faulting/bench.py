@@ -53,6 +53,9 @@ MEASURED = {
 }
 """What names a figure; there may be fewer samples of it, since what a killed process measured of time died with it."""
 
+WAITS_SECONDS = 60.0
+"""So long may a run wait for MLflow, in all."""
+
 LIMIT_SECONDS = 600.0
 """After this a run hangs."""
 
@@ -118,6 +121,8 @@ class Case:
     in_turn: bool = False
     has_database: bool = False
     meanwhile: Callable[[Home, subprocess.Popen[bytes]], None] | None = None
+    in_time: bool = False
+    """Whether it may not take much longer than it would undisturbed."""
     steps_again: int | None = EVERY
     """So many steps of each trial may be done twice; None where a whole trial may."""
 
@@ -304,7 +309,7 @@ class Bench:
                 arguments=case.arguments,
                 meanwhile=case.meanwhile,
             )
-            wrong = [*_wrong(case, first), *self._unreadable(home)]
+            wrong = [*_wrong(case, first), *self._late(case, first), *self._unreadable(home)]
             held = _held(home)
             case.mend(home)
             lost = self.lost(home, case) if first.status == 0 else ["not done"]
@@ -326,17 +331,16 @@ class Bench:
             found = load(home.store)
         except ResultsError as error:
             return [str(error)]
-        lost = [*differences(self.whole, found), *found.skipped, *_left_over(home), *_not_content(home)]
-        for name, key in MEASURED.items():
-            measured = [
-                set(map(tuple, getattr(each, name)[key].astype(str).to_numpy())) for each in (self.whole, found)
-            ]
-            lost += (
-                [f"{name}: {len(measured[0] - measured[1])} figures are missing"] if measured[0] - measured[1] else []
-            )
+        lost = [*differences(self.whole, found), *_unmeasured(self.whole, found), *found.skipped]
+        lost += [*_left_over(home), *_not_content(home)]
         if not case.environment and not (home.results / "mlflow.db").is_dir():
             lost += mirror_faults(home.results / "mlflow.db", list(found.trials["trial_id"]))
         return lost + case.check(home)
+
+    def _late(self, case: Case, first: Ended) -> list[str]:
+        usual = self.undisturbed.seconds
+        is_late = case.in_time and first.seconds > 2 * usual + WAITS_SECONDS
+        return [f"it took {first.seconds:.0f} s, and {usual:.0f} s undisturbed"] if is_late else []
 
     def _done_twice(self, case: Case, steps: int) -> list[str]:
         """Steps beyond those that are needed, where checkpoints should have spared them."""
@@ -417,6 +421,15 @@ def _held(home: Home) -> str:
     rounds = len(set(found.repeats["round"]))
     more = [f"{rounds} of timing"] * bool(rounds) + [f"{len(found.skipped)} named as unreadable"] * bool(found.skipped)
     return ", ".join([*counts, *more]) or "no trial"
+
+
+def _unmeasured(whole: Results, found: Results) -> list[str]:
+    """Figures that the one has and the other has not."""
+    lost = []
+    for name, key in MEASURED.items():
+        ours, theirs = (set(map(tuple, getattr(each, name)[key].astype(str).to_numpy())) for each in (whole, found))
+        lost += [f"{name}: {len(ours - theirs)} figures are missing"] if ours - theirs else []
+    return lost
 
 
 def _left_over(home: Home) -> list[str]:

@@ -174,6 +174,7 @@ def _before(server: Server, gate: Gate, name: str, uri: str) -> Case:
         check=partial(_mirrored, server),
         close=partial(_close, server, gate),
         in_turn=True,
+        in_time=True,
     )
 
 
@@ -211,7 +212,7 @@ def the_tracking_database_in_trouble(bench: Bench) -> Iterable[Case]:
 
 
 def _own(name: str, **more: Any) -> Case:
-    return Case(name, environment={}, **more)
+    return Case(name, environment={}, in_time=True, **more)
 
 
 def _database(home: Home) -> Path:
