@@ -273,6 +273,7 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         kept = [line for line in bench.EXPERIMENT.splitlines() if not line.startswith(("profile", "variants"))]
         patch.setattr(bench, "EXPERIMENT", "\n".join(kept) + "\n")
         made = Bench(tmp_path_factory.mktemp("faults") / "bench")
+        made.cache = Path(os.environ["ABLATE_CACHE"])
         with made.ending:
             yield made
 

@@ -166,7 +166,7 @@ class Bench:
     """A folder of homes, with an undisturbed run to compare with."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.cache = folder, folder / "cache"
         self.ending = contextlib.ExitStack()
         self._turn, self._states = threading.Lock(), threading.RLock()
         (folder / "site").mkdir(parents=True)
@@ -265,7 +265,7 @@ class Bench:
         roots = [str(home.folder / kind) for kind in ("results", "reports")]
         told = json.dumps({"notes": str(notes), "roots": roots, **given})
         path = os.pathsep.join([str(self.folder / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
-        own = {"PYTHONPATH": path, "ABLATE_TRAP": told, "ABLATE_CACHE": str(self.folder / "cache")}
+        own = {"PYTHONPATH": path, "ABLATE_TRAP": told, "ABLATE_CACHE": str(self.cache)}
         own |= {"MLFLOW_TRACKING_URI": "", "COLUMNS": "200"}
         return {**os.environ, **own, **more}
 
