@@ -66,6 +66,13 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def fuzz(session: nox.Session) -> None:
+    """Read and plan mutated experiment files: `nox -s fuzz -- --files 100000 --seed 1`. Files with faults: .fuzzed."""
+    python = environment(session, SHARED, "test")
+    session.run(python, "tools/fuzz.py", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
 def carry(session: nox.Session) -> None:
     """Fetch what those checks need on a machine without network into .carried."""
     python = environment(session, SHARED)

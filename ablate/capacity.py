@@ -6,20 +6,23 @@ tries, of all variants, may take the same memory, so that their order says nothi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ablate import child, cost
+from ablate import child, cost, machine
 from ablate.child import Child
 from ablate.documents import NOTES, read_json
-from ablate.files import write_json
 from ablate.job import CapacityJob
 from ablate.plan import VariantPlan
+from ablate.sealed import write_sealed
 from ablate.tables import Columns
 from ablate.variant import trial_of
+
+_log = logging.getLogger(__name__)
 
 LIMIT_SECONDS = 20.0
 """For the step of a try, and as long again for what comes before it."""
@@ -29,6 +32,9 @@ MOST = {"largest_batch": 2**16, "largest_length": 2**20}
 
 KEPT_BACK = 0.1
 """The share of the available memory that is left to everything else."""
+
+GIVEN_UP = 0.05
+"""The share of an earlier limit by which what may be taken now can be less: half of what is kept back."""
 
 FINEST = 8
 """A search ends when it has the answer to one part in so many."""
@@ -107,18 +113,20 @@ class Try:
     limit_bytes: int | None
 
 
-def available(device: str) -> int | None:
-    """Bytes that each try may take; None where that is for the device to say."""
-    from ablate.profiling import memory
-
-    return None if device == "cuda" else int((1 - KEPT_BACK) * memory.available_bytes())
+def available(device: str, at_most: int | None = None) -> int | None:
+    """Bytes that each try may take, never more than `at_most`; None where that is for the device to say."""
+    if device == "cuda":
+        return at_most
+    left = int((1 - KEPT_BACK) * machine.available_bytes())
+    return left if at_most is None else min(left, at_most)
 
 
 class Notes:
     """The tries of an experiment in a file, written as each ends: a search that was cut short goes on where it was.
 
     They hold for one device, one torch, and memory that is still there: the same limit for all variants. Else, and
-    where the file makes no sense, there are none.
+    where the file makes no sense, there are none. What is available is never twice the same, so that a little less
+    (`GIVEN_UP`) is there still.
     """
 
     def __init__(self, path: Path, device: str, torch: str, available_bytes: int | None) -> None:
@@ -128,7 +136,7 @@ class Notes:
         if limit is None or available_bytes is None:
             is_here = is_here and limit == available_bytes
         else:
-            is_here = is_here and limit <= available_bytes
+            is_here = is_here and (1 - GIVEN_UP) * limit <= available_bytes
         self.memory_bytes: int | None = limit if is_here else available_bytes
         self._under = {"device": device, "torch": torch, "memory_bytes": self.memory_bytes}
         self._tries: dict[str, list[list[Any]]] = told["tries"] if is_here else {}
@@ -140,13 +148,19 @@ class Notes:
     def add(self, variant_id: str, sequences: int, length: int, found: Try) -> None:
         """Keep one more, at once."""
         told = [sequences, length, found.answer, found.seconds, found.taken_bytes, found.limit_bytes]
+        if found.answer == "time":  # another time may be calmer
+            return
         self._tries.setdefault(variant_id, []).append(told)
-        write_json(self.path, {**self._under, "tries": self._tries})
+        try:
+            write_sealed(self.path, {**self._under, "tries": self._tries})
+        except OSError as error:
+            # What is lost is only that a search which is cut short begins again.
+            _log.warning("%s cannot be written: %s", self.path.name, error.strerror or error)
 
     def _read(self) -> dict[str, Any]:
         try:
             told = read_json(self.path, NOTES, {"": list(NOTES)})
-        except (OSError, TypeError, ValueError, RecursionError):
+        except (OSError, TypeError, ValueError):
             return {}
         tries = [each for of_variant in told["tries"].values() for each in of_variant]
         return told if all(len(each) == 6 and each[2] in get_args(Answer) for each in tries) else {}

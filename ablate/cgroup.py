@@ -38,3 +38,26 @@ def _lines(file: Path) -> list[str]:
         return file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
+
+
+def memory_left(folder: Path) -> int | None:
+    """Bytes that a group may still take, in either form; None where nothing limits it.
+
+    What it holds of files that were read, and nobody reads now, makes room by itself.
+    """
+    limits = [*map(_number, (folder / name for name in ("memory.max", "memory.high", "memory.limit_in_bytes")))]
+    used = [*map(_number, (folder / name for name in ("memory.current", "memory.usage_in_bytes")))]
+    limit = min((each for each in limits if each is not None), default=None)
+    taken = next((each for each in used if each is not None), None)
+    if limit is None or taken is None:
+        return None
+    stat = words(folder / "memory.stat")
+    told = dict(zip(stat[::2], stat[1::2], strict=False))
+    spare = told.get("total_inactive_file", told.get("inactive_file", "0"))
+    return max(0, limit - taken + (int(spare) if spare.isdigit() else 0))
+
+
+def _number(file: Path) -> int | None:
+    """The number in a file; None where there is none, as where nothing is limited, which is the word "max"."""
+    found = words(file)
+    return int(found[0]) if found and found[0].isdigit() else None

@@ -5,10 +5,13 @@ Exit status: 0 all trials `ok`; 1 some are not; 2 the input is wrong; 130 and 14
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
 import logging
+import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print text that files, plug-ins and others' results had a part in."""
+    from ablate.terminal import visible
+
+    click.echo(visible(text), err=err)
 
 
 def _text(word: str) -> str:
@@ -43,6 +53,26 @@ DEVICE = click.option(
 WORKERS = click.option(
     "--workers", type=click.IntRange(1, 1024), help="Trials at a time; chosen by the machine unless given."
 )
+
+
+_FACTORS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def _size(word: str) -> int:
+    """Bytes as people write them: `8G`, `1.5GiB` or `500M`, in powers of 1024."""
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMGT]?)(?:i?B)?", word.strip(), re.IGNORECASE | re.ASCII)
+    size = int(float(found[1]) * _FACTORS[found[2].upper()]) if found else 0
+    if not size:
+        raise click.BadParameter(f"{word!r} is no size of memory: write 8G or 500M")
+    return size
+
+
+MEMORY = click.option(
+    "--memory",
+    type=_size,
+    metavar="SIZE",
+    help="Most memory that each trial may take of its device, as 8G; on a CPU its share of what is left unless given.",
+)
 MAX_TRIALS = click.option(
     "--max-trials", type=click.IntRange(1), default=1000, show_default=True, help="Most combinations to accept."
 )
@@ -56,8 +86,9 @@ def command(function: Command) -> Command:
 
     @wraps(function)
     def guarded(*args: Any, debug: bool, **kwargs: Any) -> None:
-        logging.basicConfig(format="%(message)s")
+        _log_visibly()
         try:
+            _check_here()
             status = function(*args, **kwargs)
         except KeyboardInterrupt:
             status = 130
@@ -66,11 +97,27 @@ def command(function: Command) -> Command:
                 raise BrokenPipeError(errno.EPIPE, "nobody reads on") from None  # click ends quietly
             if debug:
                 traceback.print_exc()
-            click.echo(_told(error, debug), err=True)
+            echo(_told(error, debug), err=True)
             status = 2
         sys.exit(status or 0)
 
     return DEBUG(guarded)
+
+
+def _log_visibly() -> None:
+    from ablate.terminal import VisibleFormatter
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(VisibleFormatter())
+    logging.basicConfig(handlers=[handler])
+
+
+def _check_here() -> None:
+    """Libraries end the program, in words of their own, where no current directory is there."""
+    try:
+        os.getcwd()  # noqa: PTH109 (Path.cwd() is the same in more steps)
+    except FileNotFoundError:
+        raise FileNotFoundError(errno.ENOENT, "the current directory is gone") from None
 
 
 def _told(error: BaseException, debug: bool) -> str:
@@ -106,10 +153,25 @@ def _write_utf8() -> None:
 
 
 def _print_json(document: Any) -> None:
-    click.echo(json.dumps(document, ensure_ascii=False, allow_nan=False, indent=2))
+    from ablate.terminal import visible_json
+
+    click.echo(visible_json(json.dumps(document, ensure_ascii=False, allow_nan=False, indent=2)))
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Verbs(click.Group):
+    """The commands; also what they print of themselves may find no place."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse, run and exit."""
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                click.echo(_told(error, debug=False), err=True)
+            sys.exit(2)
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ablate")
 def main() -> None:
     """What does a transformer's architecture choice buy, and what does it cost?
@@ -126,6 +188,7 @@ def main() -> None:
 @SET
 @DEVICE
 @WORKERS
+@MEMORY
 @MAX_TRIALS
 @click.option(
     "--only", type=click.Choice(["train", "profile"]), help="Train without a profile, or profile without training."
@@ -137,12 +200,19 @@ def run(**options: Any) -> int:
     """Train and profile every variant of FILE, store the numbers, write the report. Resumes by itself."""
     from rich.console import Console
 
-    from ablate import commands
+    from ablate import asked, sweep
 
     console = Console(highlight=False)
-    ran = commands.run(commands.Wanted(**{**options, "sets": tuple(options["sets"])}), console)
+    ran = sweep.run(asked.Wanted(**{**options, "sets": tuple(options["sets"])}), console)
     outcomes = ", ".join(f"{number} {word}" for word, number in sorted(ran.outcomes.items()))
-    click.echo(f"{outcomes}; report: {ran.report}")
+    echo(f"{outcomes}; report: {ran.report or 'not written'}")
+    if ran.lost:
+        lines = "".join(f"{each}\n" for each in ran.lost)
+        echo(
+            f"{lines}  this could not be stored: free some space, or see to it that the folders can be written; "
+            "then run the same again, which does what is missing",
+            err=True,
+        )
     return ran.status
 
 
@@ -157,9 +227,9 @@ def run(**options: Any) -> int:
 @command
 def plan(as_json: bool, **options: Any) -> int:
     """Show what FILE would run and what each variant costs, without running it."""
-    from ablate import commands
+    from ablate import asked, commands
 
-    facts = commands.plan_facts(commands.Wanted(**{**options, "sets": tuple(options["sets"])}))
+    facts = commands.plan_facts(asked.Wanted(**{**options, "sets": tuple(options["sets"])}))
     if as_json:
         _print_json(facts)
     else:
@@ -168,19 +238,19 @@ def plan(as_json: bool, **options: Any) -> int:
 
 
 def _print_plan(facts: Mapping[str, Any]) -> None:
-    from ablate.commands import many
+    from ablate.asked import many
 
     counts = facts["counts"]
-    click.echo(f"{facts['name']}: {facts['question'] or ''}".rstrip(": "))
+    echo(f"{facts['name']}: {facts['question'] or ''}".rstrip(": "))
     words = ("raw", "excluded", "invalid", "merged", "planned")
     numbers = ", ".join(f"{counts[word]} {word}" for word in words)
     trials = f"{many(counts['trials'], 'trial')}, {facts['stored']} of them stored"
     shared = f"{facts['device']}, {facts['workers']} at a time, {many(facts['threads'], 'thread')} each"
-    click.echo(f"{numbers} variants; {trials}; {shared}")
+    echo(f"{numbers} variants; {trials}; {shared}")
     if any(value for name, value in facts["profile"].items() if name != "rounds"):
-        click.echo(f"profile: {_in_words(facts['profile'])}")
+        echo(f"profile: {_in_words(facts['profile'])}")
     for name in facts["plug_ins"]:
-        click.echo(f"runs your own code: {name}")
+        echo(f"runs your own code: {name} ({', '.join(facts['plug_in_files'][name]) or 'no file found'})")
     heads = ("variant", "params", "active", "FLOPs/token", "KV bytes/token", "tensors ~", "time/trial ~")
     rows = [
         (
@@ -195,12 +265,12 @@ def _print_plan(facts: Mapping[str, Any]) -> None:
         for each in facts["variants"]
     ]
     _print_table(heads, rows)
-    click.echo("")
+    echo("")
     _print_caches(facts["variants"])
     for name, other in facts["same"].items():
-        click.echo(f"the same as {other}: {name}")
+        echo(f"the same as {other}: {name}")
     for each in facts["invalid"]:
-        click.echo(f"invalid: {each['variant']}: {each['reason']}")
+        echo(f"invalid: {each['variant']}: {each['reason']}")
 
 
 def _in_words(settings: Mapping[str, Any]) -> str:
@@ -246,7 +316,7 @@ def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from tabulate import tabulate
 
     align = ("left", *["right"] * (len(heads) - 1))
-    click.echo(tabulate(rows, heads, tablefmt="simple", disable_numparse=True, colalign=align if rows else None))
+    echo(tabulate(rows, heads, tablefmt="simple", disable_numparse=True, colalign=align if rows else None))
 
 
 @main.command()
@@ -257,10 +327,10 @@ def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 @command
 def report(target: str, results: Path, reports: Path, as_json: bool) -> int:
     """Write the report of an experiment's FILE or folder of results again, at any moment."""
-    from ablate import commands
+    from ablate import asked
 
-    path = commands.report(commands.stored(target, results), reports)
-    _print_json({"report": str(path)}) if as_json else click.echo(f"report: {path}")
+    path = asked.report(asked.stored(target, results), reports)
+    _print_json({"report": str(path)}) if as_json else echo(f"report: {path}")
     return 0
 
 
@@ -277,10 +347,10 @@ def list_(slot: str | None, as_json: bool) -> int:
         _print_json(found)
         return 0
     for each, choices in found.items():
-        click.echo(f"{each}:")
+        echo(f"{each}:")
         width = max(map(len, choices), default=0)
         for name, summary in choices.items():
-            click.echo(f"  {name:<{width}}  {summary}")
+            echo(f"  {name:<{width}}  {summary}")
     return 0
 
 
@@ -300,29 +370,29 @@ def list_(slot: str | None, as_json: bool) -> int:
 @command
 def describe(target: str, variant: str | None, plot: Path | None, sets: tuple[str, ...], as_json: bool) -> int:
     """Describe a choice (attention/gqa), a preset (preset/llama-7b), a section (train, profile), or FILE's variants."""
-    from ablate import commands
+    from ablate import asked, describing
 
     if plot is not None:
-        commands.plot_position(target, plot)
+        describing.plot_position(target, plot)
     if target.startswith("preset/"):
-        facts = commands.describe_preset(target.removeprefix("preset/"))
+        facts = describing.describe_preset(target.removeprefix("preset/"))
         _print_json(facts) if as_json else _print_model(facts, facts["summary"])
     elif (Path(target).is_file() and not target.endswith(".py")) or target.endswith((".yaml", ".yml")):
-        facts = commands.describe_variants(commands.Wanted(target, sets=sets), variant)
+        facts = describing.describe_variants(asked.Wanted(target, sets=sets), variant)
         if as_json:
             _print_json(facts)
         else:
             for each in facts["variants"]:
                 _print_model(each, each["variant"])
     else:
-        facts = commands.describe_choice(target)
+        facts = describing.describe_choice(target)
         facts |= {} if plot is None else {"plot": str(plot)}
         _print_json(facts) if as_json else _print_choice(facts)
     return 0
 
 
 def _print_choice(facts: Mapping[str, Any]) -> None:
-    click.echo(f"{facts['slot']}: {facts['name']}\n\n{facts['text']}\n")
+    echo(f"{facts['slot']}: {facts['name']}\n\n{facts['text']}\n")
     rows = [
         (key, f["type"], "—" if f["default"] is None else json.dumps(f["default"]), f["bounds"], f["description"])
         for key, f in facts["settings"].items()
@@ -330,25 +400,25 @@ def _print_choice(facts: Mapping[str, Any]) -> None:
     if rows:
         from tabulate import tabulate
 
-        click.echo(tabulate(rows, ("setting", "type", "default", "bounds", "meaning"), "simple", disable_numparse=True))
+        echo(tabulate(rows, ("setting", "type", "default", "bounds", "meaning"), "simple", disable_numparse=True))
     else:
-        click.echo("no settings")
+        echo("no settings")
     if "plot" in facts:
-        click.echo(f"\nplot: {facts['plot']}")
+        echo(f"\nplot: {facts['plot']}")
 
 
 def _print_model(facts: Mapping[str, Any], title: str) -> None:
-    click.echo(f"{title}\n")
+    echo(f"{title}\n")
     heads = ("stage", "times", "output", "params", "active", "FLOPs/token", "cache/token")
     costs = ("params", "params_active", "flops", "cache")
     rows = [(s["stage"], str(s["times"]), s["output"], *(_number(s[key]) for key in costs)) for s in facts["stages"]]
     _print_table(heads, rows)
-    click.echo("")
+    echo("")
     for key in ("params_total", "params_active", "params_non_embedding", "kv_cache_elements_per_token"):
-        click.echo(f"{key}: {_number(facts[key])}")
+        echo(f"{key}: {_number(facts[key])}")
     if crossed := facts["kv_cache_elements_per_source_token"]:
-        click.echo(f"kv_cache_elements_per_source_token: {_number(crossed)}")
-    click.echo(f"flops_per_token: {_number(facts['flops_per_token'])} (sequences of {facts['flops_at_tokens']})\n")
+        echo(f"kv_cache_elements_per_source_token: {_number(crossed)}")
+    echo(f"flops_per_token: {_number(facts['flops_per_token'])} (sequences of {facts['flops_at_tokens']})\n")
 
 
 @main.command()
@@ -362,21 +432,21 @@ def _print_model(facts: Mapping[str, Any], title: str) -> None:
 @command
 def status(as_json: bool, **options: Any) -> int:
     """Show the trials of FILE by outcome, what runs now and what is left."""
-    from ablate import commands
+    from ablate import asked, commands
 
-    facts = commands.status(commands.Wanted(**{**options, "sets": tuple(options["sets"])}))
+    facts = commands.status(asked.Wanted(**{**options, "sets": tuple(options["sets"])}))
     if as_json:
         _print_json(facts)
         return 0
     outcomes = ", ".join(f"{number} {word}" for word, number in sorted(facts["outcomes"].items())) or "none stored"
     profiled = f" ({facts['only_profiled']} only profiled)" if facts["only_profiled"] else ""
-    click.echo(f"{facts['name']}: {facts['planned']} trials: {outcomes}{profiled}; {facts['left']} left")
+    echo(f"{facts['name']}: {facts['planned']} trials: {outcomes}{profiled}; {facts['left']} left")
     if facts["rounds_left"]:
-        click.echo(f"rounds of timing: {facts['rounds_left']} left")
+        echo(f"rounds of timing: {facts['rounds_left']} left")
     for label in facts["running"]:
-        click.echo(f"running: {label}")
+        echo(f"running: {label}")
     for each in facts["failed"]:
-        click.echo(f"{each['status']}: {each['variant']} seed {each['seed']}: {each['reason']} (log: {each['log']})")
+        echo(f"{each['status']}: {each['variant']} seed {each['seed']}: {each['reason']} (log: {each['log']})")
     return 0
 
 
@@ -406,16 +476,16 @@ def doctor(file: str | None, aa: str | None, repeats: int, as_json: bool, **opti
     things different, how noisy its times are, and how many rounds find a difference of 5 %. Exit status 1 where a
     model differs from itself.
     """
-    from ablate import commands
+    from ablate import asked, commands
 
     if aa is not None:
-        wanted = commands.Wanted(**{**options, "file": aa, "sets": tuple(options["sets"])})
+        wanted = asked.Wanted(**{**options, "file": aa, "sets": tuple(options["sets"])})
         return _check_noise(wanted, repeats, as_json)
     if file is None:
         facts = commands.doctor(options["device"])
         _print_json(facts) if as_json else _print_machine(facts)
         return 0
-    facts = commands.gates(commands.Wanted(**{**options, "file": file, "sets": tuple(options["sets"])}))
+    facts = commands.gates(asked.Wanted(**{**options, "file": file, "sets": tuple(options["sets"])}))
     _print_json(facts) if as_json else _print_gates(facts)
     return 0 if all(each["passed"] for each in facts["variants"]) and not facts["invalid"] else 1
 
@@ -439,8 +509,8 @@ def _print_noise(facts: Mapping[str, Any]) -> None:
 
     from ablate.noise import HEADS, lines, verdict
 
-    click.echo(tabulate(lines(facts), HEADS, "simple", disable_numparse=True))
-    click.echo(f"\n{verdict(facts)}")
+    echo(tabulate(lines(facts), HEADS, "simple", disable_numparse=True))
+    echo(f"\n{verdict(facts)}")
 
 
 def _print_machine(facts: Mapping[str, Any]) -> None:
@@ -448,36 +518,94 @@ def _print_machine(facts: Mapping[str, Any]) -> None:
 
     from ablate.doctor import lines
 
-    click.echo(tabulate(lines(facts), ("what", "here", ""), "simple", disable_numparse=True))
+    echo(tabulate(lines(facts), ("what", "here", ""), "simple", disable_numparse=True))
 
 
 def _print_gates(facts: Mapping[str, Any]) -> None:
     from tabulate import tabulate
 
-    from ablate.commands import many
+    from ablate.asked import many
 
     heads = ("variant", "gate", "result", "detail")
     rows = [(each["variant"], *gate.values()) for each in facts["variants"] for gate in each["gates"]]
-    click.echo(tabulate(rows, heads, "simple", disable_numparse=True))
+    echo(tabulate(rows, heads, "simple", disable_numparse=True))
     for each in facts["invalid"]:
-        click.echo(f"invalid: {each['variant']}: {each['reason']}")
+        echo(f"invalid: {each['variant']}: {each['reason']}")
     passed = sum(each["passed"] for each in facts["variants"])
-    click.echo(f"{facts['name']}: {passed} of {many(len(facts['variants']), 'variant')} passed")
+    echo(f"{facts['name']}: {passed} of {many(len(facts['variants']), 'variant')} passed")
 
 
 @main.command()
 @click.argument("target")
 @RESULTS
+@REPORTS
 @command
-def sync(target: str, results: Path) -> int:
+def sync(target: str, results: Path, reports: Path) -> int:
     """Bring MLflow up to date with what is stored of an experiment's FILE or folder."""
     from ablate import commands
 
-    done = commands.sync(target, results)
-    click.echo(f"{len(done.written)} written, {len(done.replaced)} replaced, {len(done.unchanged)} unchanged")
+    done = commands.sync(target, results, reports)
+    echo(f"{len(done.written)} written, {len(done.replaced)} replaced, {len(done.unchanged)} unchanged")
     if done.failed:
-        click.echo(done.failed, err=True)
+        echo(done.failed, err=True)
     return 1 if done.failed else 0
+
+
+@main.group()
+def results() -> None:
+    """Check and tidy what is stored."""
+
+
+@results.command()
+@click.argument("target")
+@RESULTS
+@JSON
+@command
+def verify(target: str, results: Path, as_json: bool) -> int:
+    """Check every stored file of an experiment's FILE or folder: checksums, schema, ids, and what belongs together.
+
+    Exit status 1 where something is wrong.
+    """
+    from ablate import commands
+
+    facts = commands.verify(target, results)
+    if as_json:
+        _print_json(facts)
+    else:
+        _print_faults(facts)
+    return 1 if facts["faults"] else 0
+
+
+def _print_faults(facts: Mapping[str, Any]) -> None:
+    from ablate.asked import many
+
+    for each in facts["faults"]:
+        click.echo(f"{each['file']}: {each['fault']}\n  {each['cure']}")
+    rows = ", ".join(f"{number} {kind}" for kind, number in facts["stored"].items())
+    older = f"; {many(facts['without_checksum'], 'file')} from before there were checksums" * bool(
+        facts["without_checksum"]
+    )
+    found = many(len(facts["faults"]), "fault") if facts["faults"] else "all is well"
+    click.echo(f"{facts['folder']}: {rows}{older}; {found}")
+
+
+@results.command()
+@click.argument("target")
+@RESULTS
+@JSON
+@command
+def compact(target: str, results: Path, as_json: bool) -> int:
+    """Merge the many small files of an experiment's FILE or folder into one of each kind; the rows stay the same."""
+    from ablate import commands
+
+    facts = commands.compact(target, results)
+    if as_json:
+        _print_json(facts)
+        return 0
+    merged = ", ".join(f"{number} {kind}" for kind, number in facts["merged"].items())
+    removed = f"; removed what killed writers left: {', '.join(facts['removed'])}" if facts["removed"] else ""
+    click.echo(f"{facts['folder']}: small files merged: {merged}{removed}")
+    return 0
 
 
 @main.command()

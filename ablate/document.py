@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import stat
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,11 +24,13 @@ from ruamel.yaml.tag import Tag
 
 from ablate.choice import Faults, Path, SettingsError
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.\-]{0,98}[A-Za-z0-9_\-])?")
+_DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+"""What is no file on some systems, whatever ends it; nor do names end with a dot there."""
 _ANY_CURE = "change it, or leave it out"
 _YAML_CURE = "mend this line or the one before it; text with signs of YAML in it needs quotes"
 _SHAPE_CURE = "write it as `key: value`, with at least `baseline` and `train`"
-_LARGEST, _DEEPEST = 100_000, 60
+_MOST_BYTES, _LARGEST, _DEEPEST = 2**20, 100_000, 60
 _DEPTH = f"nested too deeply\n  at most {_DEEPEST} levels can be read"
 
 
@@ -90,7 +93,7 @@ def read(path: str | File) -> Document:
     """The file as a document. Raises `FileFaults`."""
     file = str(path)
     try:
-        text = File(path).read_bytes().decode("utf-8-sig")
+        text = _bytes(File(path), file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise FileFaults([f"{file}: not UTF-8 text (byte {error.start})\n  save it as UTF-8"]) from None
     except OSError as error:
@@ -101,10 +104,21 @@ def read(path: str | File) -> Document:
     return document
 
 
+def _bytes(path: File, file: str) -> bytes:
+    """What a file holds; nothing is waited for, and nothing endless begun."""
+    found = path.stat()
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        raise FileFaults([f"{file} is no file: a pipe or a device\n  give the path of an experiment file"])
+    if found.st_size > _MOST_BYTES:
+        cure = "give the path of an experiment file"
+        raise FileFaults([f"{file} has {found.st_size:,} bytes, more than {_MOST_BYTES:,}: too much\n  {cure}"])
+    return path.read_bytes()
+
+
 def experiment_name(document: Document) -> str:
     """The name of an experiment, which a folder has too; its file's where it gives none. Raises `FileFaults`."""
     name = document.data.get("name", File(document.file).stem)
-    if isinstance(name, str) and _NAME.fullmatch(name):
+    if isinstance(name, str) and _NAME.fullmatch(name) and not _DEVICE.fullmatch(name):
         return name
     cure = "give it a `name` of the letters A to z, digits, '.', '-' and '_': a folder has it too"
     raise told(document, _fault(("name",), f"{name!r} cannot be the name of an experiment", cure))
@@ -277,9 +291,10 @@ def _scalar(node: ScalarNode, kind: str, path: Path) -> Any:
         return text.lower() == "true"
     try:
         number = _integer(text) if kind == "int" else float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-    except ValueError:  # Python reads no more than some thousand digits
-        number = math.inf
-    if not math.isfinite(number):
+        finite = math.isfinite(number)
+    except (ValueError, OverflowError):  # more than some thousand digits, or than a float can be
+        finite = False
+    if not finite:
         raise _fault(path, f"'{text}' is no finite number")
     return number
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from ablate.sealed import read_sealed
 from ablate.tables import TRIAL_ID
 
 # A type: a value of it. A pattern: text that it matches whole. [shape]: a list of such. {pattern: shape}: an object
@@ -46,12 +46,12 @@ EXPERIMENT = {
 NOTES = {"device": str, "torch": str, "memory_bytes": (int, type(None)), "tries": {TRIAL_ID: [[_TOLD]]}}
 """Of the search for the largest step."""
 
-MLFLOW = {"experiment_id": str, "runs": {TRIAL_ID: str}}
+MLFLOW = {"experiment_id": str, "owner": str, "runs": {TRIAL_ID: str}, "attempts": {TRIAL_ID: _NUMBER}}
 
 
 def read_json(path: Path, shape: Mapping[str, Any], required: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """The object in `path`: what a reader relies on is as declared. `required` names what objects must have."""
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
+    document = read_sealed(path)
     _check_shape(document, shape, "")
     for where, names in required.items():
         holders = document.get(where, []) if where else [document]
@@ -82,8 +82,3 @@ def _shape_of(key: str, shape: Mapping[Any, Any], where: str) -> Any:
             _check_shape(key, name, f"a name in {where}")
             return each
     return shape.get(key, object)
-
-
-def refuse_constant(word: str) -> NoReturn:
-    """For `json.loads`: NaN and infinities are not JSON."""
-    raise ValueError(f"{word} is not JSON")

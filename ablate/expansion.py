@@ -12,7 +12,7 @@ from ablate import document, grid
 from ablate.choice import Faults, Path, Settings, SettingsError, Whole, as_whole, validated
 from ablate.data import Corpus
 from ablate.document import Document, printable
-from ablate.settings import VariantSettings, resolved, typed
+from ablate.settings import OF_NO_NUMBER, VariantSettings, resolved, typed
 from ablate.variant import BASELINE, Invalid, Variant, canonical_json, differences, foreign_names
 
 LATER = ("match", "tune", "claims")
@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 def _seeds(value: object) -> object:
     """A count means the seeds 0, 1, …"""
-    if isinstance(value, list):
+    if isinstance(value, list) and len(value) <= _MOST_SEEDS:
         return value
     count = as_whole(value)
     if not isinstance(count, int) or not 0 < count <= _MOST_SEEDS:
-        raise ValueError(f"a list of seeds is needed, or a count from 1 to {_MOST_SEEDS}")
+        raise ValueError(f"a list of at most {_MOST_SEEDS} seeds is needed, or a count from 1 to {_MOST_SEEDS}")
     return list(range(count))
 
 
@@ -121,7 +121,7 @@ def _check_alike(file: ExperimentFile) -> None:
             inner: list[Path] = [(*key.split("."), below) for below in value] if isinstance(value, dict) else []
             paths += [(("variants", name, key), each) for each in (inner or [tuple(key.split("."))])]
     for place, path in paths:
-        if path[0] == "profile" or path == ("train", "max_seconds"):
+        if path[0] == "profile" or (path[0] == "train" and path[1:] in [(name,) for name in OF_NO_NUMBER]):
             message = f"'{'.'.join(map(str, path))}' is the same for all variants"
             raise _refusal(place, message, "set it in the file's own section")
 

@@ -12,7 +12,7 @@ from ablate.choice import Faults, unknown
 from ablate.data import Corpus
 from ablate.document import Document, FileFaults, Mark, printable, told
 from ablate.expansion import LATER, ExperimentFile, expand
-from ablate.variant import BASELINE, Invalid, Trial, Variant, foreign_names, trial_of
+from ablate.variant import BASELINE, Invalid, Trial, Variant, foreign_names, trials_of
 
 _BUDGETS = (("train", "steps"), ("train", "tokens"))
 
@@ -33,10 +33,12 @@ class Experiment:
     @classmethod
     def from_file(cls, path: str | File, sets: Sequence[str] = (), max_trials: int = 1000) -> Experiment:
         """Read, check and expand a file, with `key=value` settings on top. Raises `FileFaults`."""
-        found = document.read(path)
+        return cls.of(read(path, sets), max_trials)
+
+    @classmethod
+    def of(cls, found: Document, max_trials: int = 1000) -> Experiment:
+        """Check and expand what a file says. Raises `FileFaults`."""
         try:
-            for change in sets:
-                _set(found, change)
             expanded = expand(found, max_trials)
         except Faults as faults:
             raise told(found, faults) from None
@@ -88,7 +90,19 @@ class Experiment:
 
     def trials(self, device: str, threads: int) -> list[Trial]:
         """Every variant with every seed, seeds outermost, as they run on this kind of device."""
-        return [trial_of(variant, seed, device, threads) for seed in self.seeds for variant in self.variants]
+        by_variant = [trials_of(variant, self.seeds, device, threads) for variant in self.variants]
+        return [trial for one_seed in zip(*by_variant, strict=True) for trial in one_seed]
+
+
+def read(path: str | File, sets: Sequence[str] = ()) -> Document:
+    """A file with the `key=value` settings of a command line in it, as it is written. Raises `FileFaults`."""
+    found = document.read(path)
+    try:
+        for change in sets:
+            _set(found, change)
+    except Faults as faults:
+        raise told(found, faults) from None
+    return found
 
 
 def _set(found: Document, change: str) -> None:

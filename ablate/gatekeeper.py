@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections import defaultdict
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,13 +12,18 @@ from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
-from ablate import child
+from ablate import child, machine
 from ablate.child import Child
+from ablate.choice import Faults, SettingsError
+from ablate.document import Document, FileFaults, told
 from ablate.job import BuildJob, GateJob, Verdict
-from ablate.variant import Variant, canonical_json
+from ablate.variant import Variant, alike, own_code
 
 LIMIT_SECONDS = 120.0
 """After this a variant is taken to hang. A tiny twin passes everything in a second or two."""
+
+MEMORY_BYTES = 2**32
+"""What a variant may take at its gates. Twins need some megabytes."""
 
 _POLL_SECONDS = 0.5
 
@@ -47,14 +52,14 @@ def check(
     one model, which differ in how they are trained, go together. What a variant prints goes to the file that `logs` has
     for its name; of several to that of the first.
     """
-    start = child.context("cpu")
-    waiting, running = list(reversed(_alike(variants))), list[_AtGates]()
+    start, each = child.context("cpu"), min(MEMORY_BYTES, machine.available_bytes() // workers)
+    waiting, running = list(reversed(alike(variants))), list[_AtGates]()
     try:
         while (waiting or running) and not stopped():
             while waiting and len(running) < workers:
                 group = waiting.pop()
                 log = logs[group[0].name]
-                job = GateJob(group[0].plain, str(log), LIMIT_SECONDS)
+                job = GateJob(group[0].plain, str(log), LIMIT_SECONDS, each)
                 running.append(_AtGates(group, log, datetime.now(UTC), _Errand(start, job)))
             wait([each for one in running for each in one.errand.child.waitables()], _POLL_SECONDS)
             for one in [one for one in running if one.errand.is_done()]:
@@ -65,34 +70,39 @@ def check(
             one.errand.end()
 
 
-def rehearse(variants: Sequence[Variant]) -> dict[str, str]:
-    """Have children build variants without memory, as the parent will: how those that end or hold up one do, by name.
+def rehearse(found: Document, sets: Sequence[str], max_trials: int) -> dict[int, str]:
+    """Have children read a file that names code of the user's own, and build its variants without memory, as the parent
+    will: how those that end or hold up one do, by the number of their kind.
 
-    What merely raises is left for the parent to find. The children are interpreters of their own, not forked from the
-    server that trials come from.
+    What merely raises is left for the parent to find, but for what is wrong with the file: raises `FileFaults`, also
+    where reading it ends or holds up the child. The children are interpreters of their own, not forked from the server
+    that trials come from.
     """
-    left, found = _alike(variants), dict[str, str]()
-    while left:
-        job = BuildJob([group[0].plain for group in left], os.devnull, LIMIT_SECONDS)
+    first, fatal = 0, dict[int, str]()
+    while True:
+        job = BuildJob(found.file, tuple(sets), max_trials, first, os.devnull, LIMIT_SECONDS)
         errand = _Errand(multiprocessing.get_context("spawn"), job)
         try:
             while not errand.is_done():
                 wait(errand.child.waitables(), _POLL_SECONDS)
         finally:
             fault, reached = errand.end(), errand.child.phase
-        if fault is None or not reached.isdigit():
-            break
-        found |= {variant.name: fault for variant in left[int(reached)]}
-        left = left[int(reached) + 1 :]
-    return found
+        if faults := errand.child.columns.get("faults"):
+            raise FileFaults(faults)
+        if fault is None:
+            return fatal
+        if not reached.isdigit():
+            raise _unreadable(found, fault)
+        first = int(reached) + 1
+        fatal[int(reached)] = fault
 
 
-def _alike(variants: Sequence[Variant]) -> list[list[Variant]]:
-    """Those that have the same model together."""
-    groups: dict[str, list[Variant]] = defaultdict(list)
-    for variant in variants:
-        groups[canonical_json(variant.plain["model"])].append(variant)
-    return list(groups.values())
+def _unreadable(found: Document, fault: str) -> FileFaults:
+    """What a file that cannot be read to its end is told with: it is not known which code did it, if it names some."""
+    places = {name: path for path, name in own_code(found.data)}
+    message = f"{' or '.join(places)} cannot be loaded: {fault}"
+    cure = "the fault is in that code: it ends the program, or goes on without end"
+    return told(found, Faults([SettingsError(next(iter(places.values())), message, cure)]))
 
 
 class _Errand:
@@ -105,8 +115,9 @@ class _Errand:
     def is_done(self) -> bool:
         """Whether nothing more is to come."""
         ended = not self.child.process.is_alive()
-        for _ in self.child.listen():
-            pass
+        for kind, content in self.child.listen():
+            if (kind, content) == ("phase", "read"):
+                self.child.began = time.monotonic()  # what it took to start says nothing of the code
         return ended or self.child.outcome is not None or self.child.overdue()
 
     def end(self) -> str | None:

@@ -23,6 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ablate import cost
 from ablate.choice import Identity
+from ablate.document import FileFaults
+from ablate.experiment import Experiment
 from ablate.job import BuildJob, GateJob, Verdict
 from ablate.meta import count_parameters
 from ablate.model import Transformer, build
@@ -32,6 +34,7 @@ from ablate.profiling.flops import count_flops
 from ablate.settings import CROSS, LAYER_SLOTS, ModelSettings, typed
 from ablate.train import offered
 from ablate.twin import twin, wide_twin
+from ablate.variant import of_own_code
 
 TOKENS = 12
 """Tokens of a sequence: more than the windows of a twin hold."""
@@ -47,9 +50,6 @@ FLOPS_WITHIN = 1e-6
 
 DRAWS = 4
 """Times that weights and tokens are drawn for a parameter to get a gradient: an expert may see no token by chance."""
-
-MEMORY_BYTES = 2**32
-"""What a variant may take at its gates. Twins need some megabytes."""
 
 REASON_LENGTH = 300
 """Characters that an error is told with; all of it is in the log."""
@@ -74,12 +74,20 @@ def main(job: GateJob | BuildJob, connection: Connection) -> None:
 
 
 def _build_all(job: BuildJob, connection: Connection) -> None:
-    """What raises is left for the parent to find, unless the parent's memory would be short too."""
+    """What is wrong with the file is told. What raises besides is left for the parent to find, unless the parent's
+    memory would be short too.
+    """
     memory.limit_to_available()
-    for index, settings in enumerate(job.settings):
+    connection.send(("phase", "read"))
+    try:
+        experiment = Experiment.from_file(job.file, job.sets, job.max_trials)
+    except FileFaults as faults:
+        connection.send(("columns", {"faults": faults.lines}))
+        return
+    for index, group in list(enumerate(of_own_code(experiment.variants)))[job.first :]:
         connection.send(("phase", str(index)))
+        model = group[0].settings.model
         try:
-            model = typed(settings).model
             count_parameters(lambda model=model: Transformer(model))  # type: ignore[misc]
             cost.cost(model, model.max_seq_len)
         except MemoryError:
@@ -89,7 +97,7 @@ def _build_all(job: BuildJob, connection: Connection) -> None:
 
 
 def _lead(job: GateJob, connection: Connection) -> None:
-    memory.limit_to_available(MEMORY_BYTES)
+    memory.limit_to_available(job.memory_bytes)
     settings = typed(job.settings).model
     for verdict in verdicts(settings, lambda gate: connection.send(("phase", gate))):
         connection.send(("verdict", verdict))

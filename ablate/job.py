@@ -21,7 +21,12 @@ class Job:
     """A trial as plain data.
 
     `settings` is the resolved tree of settings, `phases` holds "train", "profile" or both, `log` is the file that
-    everything printed goes to. `alone` says whether no other trial runs beside it.
+    everything printed goes to. `alone` says whether no other trial runs beside it. It may take `memory_bytes`, or all
+    that is available. `corpus_sha256` and `sources` (by file) are the hashes of what it was planned with, where it is
+    to be held to that.
+
+    In the folder `checkpoints`, which has the trial's id for its name, stands what it goes on from; where that is ""
+    none are kept. It is the `attempt` of that number, and what one before `first_attempt` has left does not count.
     """
 
     settings: dict[str, Any]
@@ -32,6 +37,12 @@ class Job:
     log: str
     peaks: Peaks = Peaks()
     alone: bool = True
+    memory_bytes: int | None = None
+    corpus_sha256: str | None = None
+    sources: dict[str, str | None] = field(default_factory=dict)
+    checkpoints: str = ""
+    attempt: int = 1
+    first_attempt: int = 1
 
     @property
     def limit(self) -> float | None:
@@ -53,6 +64,7 @@ class TimingJob:
     threads: int
     cells: dict[str, list[int]]
     log: str
+    memory_bytes: int | None = None
 
     @property
     def limit(self) -> float | None:
@@ -68,13 +80,19 @@ class GateJob:
     settings: dict[str, Any]
     log: str
     limit: float
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class BuildJob:
-    """Variants that are to be built without memory, as plain data; `limit` in seconds is for all of them."""
+    """An experiment's file that is to be read, with the command line's `sets`, and those of its variants that are made
+    of the user's own code to be built without memory, from the kind `first` on; `limit` in seconds is for all of it.
+    """
 
-    settings: list[dict[str, Any]]
+    file: str
+    sets: tuple[str, ...]
+    max_trials: int
+    first: int
     log: str
     limit: float
 
@@ -105,6 +123,18 @@ class CapacityJob:
     memory_bytes: int | None
     log: str
     limit: float
+
+
+@dataclass(frozen=True)
+class Past:
+    """What lies behind a checkpoint: steps; when the first attempt began, by `time.time`; the seconds of all attempts,
+    and how many these are, the one that wrote it among them.
+    """
+
+    steps: int
+    began: float
+    seconds: float
+    attempts: int
 
 
 @dataclass(frozen=True)

@@ -61,25 +61,44 @@ def find_device(wanted: str) -> str:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a run takes: kind of device, trials at a time, CPU threads of each."""
+    """What a run takes: kind of device, trials at a time, CPU threads of each, and the memory that each may take, which
+    is that of the device, beside its interpreter; None where nothing is said.
+    """
 
     device: str
     workers: int
     threads: int
+    memory_bytes: int | None = None
+    is_memory_given: bool = False
 
 
-def share(wanted_device: str, workers: int | None, bytes_each: int) -> Resources:
+def share(wanted_device: str, workers: int | None, bytes_each: int, memory_bytes: int | None = None) -> Resources:
     """How to share this machine. Raises `SettingsError` where the device is not there.
 
     Unless `workers` says otherwise, a GPU has one trial at a time, and a CPU one a thread: small models gain little
     from a second thread, and two trials with a thread each finish before one after the other with two. At most four,
-    so that they do not take each other's memory bandwidth, and only as many as memory holds, at `bytes_each`.
+    so that they do not take each other's memory bandwidth, and only as many as memory holds, at `bytes_each`. Each may
+    take `memory_bytes`; unless given, on a CPU, as much as is left for each now: together they never take it all down.
     """
     device = find_device(wanted_device)
-    fitting = int(0.8 * psutil.virtual_memory().total) // (bytes_each + _INTERPRETER_BYTES)
+    left = available_bytes()
+    in_all = min([psutil.virtual_memory().total, *_left_in_groups()])
+    fitting = int(0.8 * in_all) // (bytes_each + _INTERPRETER_BYTES)
     alone = 1 if device == "cuda" else max(1, min(_MOST_WORKERS, available_threads(), fitting))
     chosen = workers or alone
-    return Resources(device, chosen, max(1, available_threads() // chosen))
+    each = left // chosen if memory_bytes is None and device == "cpu" else memory_bytes
+    return Resources(device, chosen, max(1, available_threads() // chosen), each, memory_bytes is not None)
+
+
+def available_bytes() -> int:
+    """Memory that may still be taken: what the machine has left, or less where a container allows less. Swap is none:
+    a trial that lives on it takes days, and with it the machine.
+    """
+    return min([int(psutil.virtual_memory().available), *_left_in_groups()])
+
+
+def _left_in_groups() -> list[int]:
+    return [left for folder in cgroup.folders("memory") if (left := cgroup.memory_left(folder)) is not None]
 
 
 def facts(resources: Resources) -> dict[str, Any]:
@@ -118,7 +137,9 @@ def git_state() -> tuple[str | None, bool | None]:
 
 def _git(*arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=True)
+        # The folder may be somebody else's, and its settings name programs.
+        safely = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", *arguments]
+        done = subprocess.run(safely, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

@@ -18,6 +18,7 @@ from typing import Any
 
 import pandas as pd
 
+from ablate.interleaved import Rounds
 from ablate.schema import TRIALS
 
 POINTS_PER_METRIC = 1000
@@ -230,6 +231,21 @@ def _series_of_profiles(profiles: pd.DataFrame) -> dict[str, Series]:
         parts = ["profile", str(each["phase"]), place, str(each["metric"])]
         series["/".join(part for part in parts if part)] = [(0, float(each["value"]))]
     return series
+
+
+def metrics_of_rounds(rounds: Rounds, variant: str) -> tuple[dict[str, float], dict[str, str]]:
+    """What the interleaved repeats say of a variant's times by the baseline's: numbers, and verdicts as tags.
+
+    They are no part of `RunContent`: the rounds come after the trials, and each round changes them.
+    """
+    metrics: dict[str, float] = {}
+    verdicts: dict[str, str] = {}
+    for kind in rounds.timings if variant in rounds.members and variant != rounds.baseline else ():
+        ratio, name = rounds.against_baseline(kind, variant), f"repeats/{kind}_time_ratio"
+        told = {name: ratio.mean, f"{name}_low": ratio.low, f"{name}_high": ratio.high, f"{name}_rounds": ratio.n}
+        metrics |= {key: float(value) for key, value in told.items() if value is not None}
+        verdicts[f"ablate.verdict.{kind}_time"] = rounds.verdict(kind, variant)
+    return metrics, verdicts
 
 
 def _series_of_settings(

@@ -19,8 +19,9 @@ from types import FrameType
 from typing import IO, Any
 
 from ablate.mlflow_view import comparison_links
+from ablate.redaction import without_user
 from ablate.results import Store
-from ablate.tracking import TrackingError, artifact_root, default_uri, is_server
+from ablate.tracking import SILENCE, SYNC, TrackingError, artifact_root, default_uri, is_server
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 5000
@@ -43,17 +44,21 @@ def serve(
     mirrored = _mirrored(Path(results_root), experiments)
     uri = default_uri(results_root)
     if is_server(uri):
-        _say_links(uri, mirrored, say)
+        _say_links(without_user(uri), mirrored, say)
         return 0
     _check_possible(port)
     with tempfile.TemporaryFile() as output, _signals() as received:
         server = _start(uri, Path(results_root), port, output)
+        guard = _guard(server)
         try:
             if _wait_until_healthy(server, port, output, received):
                 _say_links(f"http://{HOST}:{port}", mirrored, say)
                 say("Ctrl-C stops it.")
                 _wait_for_end(server, output, received)
         finally:
+            # First: the number of a group that has ended may be given to another.
+            guard.kill()
+            guard.wait()
             _stop(server)
     return 128 + received[0]
 
@@ -71,7 +76,7 @@ def _mirrored(results_root: Path, experiments: Sequence[str] | None) -> dict[str
     if not found:
         raise TrackingError(
             f"no experiment below {results_root} is in MLflow yet.",
-            "Run one, or bring it there: python -m ablate sync FILE",
+            f"Run one, or bring it there: {SYNC}",
         )
     return found
 
@@ -111,8 +116,7 @@ def _start(uri: str, results_root: Path, port: int, output: IO[bytes]) -> subpro
         "MLFLOW_ARTIFACTS_DESTINATION": artifacts.as_uri(),
         # One worker of half a gigabyte; with jobs there would be fifteen processes.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "DO_NOT_TRACK": "true",
+        **SILENCE,
     }
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID"):
         environment.pop(name, None)
@@ -136,6 +140,16 @@ def _start(uri: str, results_root: Path, port: int, output: IO[bytes]) -> subpro
         stderr=output,
         start_new_session=True,
     )
+
+
+_GUARD = "import os, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), 9)"
+
+
+def _guard(server: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+    """Ends the server and its workers where this process has no time to: it sees its end by that of a pipe."""
+    command = [sys.executable, "-I", "-S", "-c", _GUARD, str(server.pid)]
+    silent = subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent, start_new_session=True)
 
 
 def _wait_until_healthy(server: subprocess.Popen[bytes], port: int, output: IO[bytes], received: Sequence[int]) -> bool:

@@ -11,6 +11,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from ablate.terminal import visible
+
 _PLAIN_EVERY_SECONDS = 10.0
 
 
@@ -121,6 +123,17 @@ class Progress:
         self._say(f"{status:<7} {running.label}  {note}  [{self.done}/{self.total}]")
         self._refresh()
 
+    def leave(self, trial_id: str, note: str) -> None:
+        """A trial is another run's now."""
+        self._say(f"left    {self.running.pop(trial_id).label}  {note}")
+        self._refresh()
+
+    def elsewhere(self, label: str, status: str, note: str) -> None:
+        """A trial was to be run, and has ended in another run."""
+        self.done += 1
+        self._say(f"{status:<7} {label}  {note}  (another run)  [{self.done}/{self.total}]")
+        self._refresh()
+
     def time(self, number: int, total: int, label: str) -> None:
         """A variant is timed again, in the round of that number."""
         self.alone = f"round {number} of {total}: {label}"
@@ -133,11 +146,11 @@ class Progress:
         self._refresh()
 
     def _say(self, line: str) -> None:
-        self.console.print(Text(line), soft_wrap=True)
+        self.console.print(Text(visible(line)), soft_wrap=True)
 
     def _refresh(self) -> None:
         if self.live:
-            self.live.update(Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in self._lines())))
+            self.live.update(Group(*(Text(visible(line), no_wrap=True, overflow="ellipsis") for line in self._lines())))
 
     def _lines(self) -> list[str]:
         if self.gates[0] < self.gates[1]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import json
+import logging
 import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
@@ -17,12 +19,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ablate import choice
+from ablate import choice, plug_in
 from ablate.catalogue import SLOTS as SLOTS
 from ablate.catalogue import SOURCES as SOURCES
 from ablate.catalogue import names as names
 from ablate.catalogue import text
 from ablate.choice import Choice, Faults, SettingsError, unknown, validated
+
+_log = logging.getLogger(__name__)
 
 
 def summary(slot: str, name: str) -> str:
@@ -44,7 +48,24 @@ def configure(slot: str, raw: object, path: choice.Path = ()) -> Choice:
     name = settings.get("name")
     if not isinstance(name, str):
         raise Faults([SettingsError(path, f"{slot} has no name: {name!r}", f"known: {', '.join(names(slot))}")])
-    return validated(config_class(slot, name, path), settings, path)
+    kind = config_class(slot, name, path)
+    return _own(kind, settings, path) if is_foreign(name) else validated(kind, settings, path)
+
+
+def _own(kind: type[Choice], settings: Mapping[str, Any], path: choice.Path) -> Choice:
+    """A user's own settings, which may raise whatever they like, and must be plain: they are stored, and sent to
+    children.
+    """
+    try:
+        found = validated(kind, settings, path)
+        json.dumps(found.settings())
+    except (Faults, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        cure = "let them be plain: text, numbers, true or false, null, lists and mappings of these"
+        raise Faults([SettingsError(path, f"the settings of {settings['name']} fail: {reason}", cure)]) from error
+    return found
 
 
 def config_class(slot: str, name: str, path: choice.Path = ()) -> type[Choice]:
@@ -77,11 +98,24 @@ def slot_base(slot: str) -> type[Choice]:
 
 def source_sha256(name: str) -> str:
     """The hash of a user's own choice's file, and of what it imports of its package: part of its trials' identity."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in source_files(name))).hexdigest()
+
+
+def source_files(name: str) -> list[Path]:
+    """The files of a user's own choice: its own, and those that it imports of its package."""
     found = _foreign(name)
     package = found.__name__.partition(".")[0]
     inside = (module for key, module in sorted(sys.modules.items()) if key.startswith(f"{package}."))
     files = [Path(file) for module in (found, *inside) if (file := getattr(module, "__file__", None))]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in dict.fromkeys(files))).hexdigest()
+    return list(dict.fromkeys(files))
+
+
+def file_sha256(file: Path) -> str | None:
+    """The hash of one file; None where it cannot be read."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def _loaded(slot: str, name: str, path: choice.Path) -> Any:
@@ -95,7 +129,8 @@ def _loaded(slot: str, name: str, path: choice.Path) -> Any:
         if not is_foreign(name):
             raise
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise Faults([SettingsError(path, f"{slot} '{name}' cannot be loaded: {reason}")]) from error
+        cure = "mend that code, or give another name"
+        raise Faults([SettingsError(path, f"{slot} '{name}' cannot be loaded: {reason}", cure)]) from error
 
 
 @cache
@@ -106,11 +141,11 @@ def _config(slot: str, name: str) -> Any:
 
 @cache
 def _foreign(name: str) -> ModuleType:
-    if "/" in name or "\\" in name or name.endswith(".py"):
-        return _module_at(Path(name).resolve())
-    if (here := str(Path.cwd())) not in sys.path:
+    if not plug_in.is_file(name) and (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
-    return importlib.import_module(name)
+    # Said before it is done: nobody has looked into it yet.
+    _log.warning("imports your own code: %s (%s)", name, ", ".join(plug_in.files(name)) or "no file found")
+    return _module_at(Path(name).resolve()) if plug_in.is_file(name) else importlib.import_module(name)
 
 
 def _module_at(file: Path) -> ModuleType:

@@ -6,31 +6,39 @@ counts only when all of it is there. What cannot be read is left out and named i
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
+import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from filelock import FileLock
 
-from ablate.documents import EXPERIMENT, MLFLOW, read_json, refuse_constant
-from ablate.files import write_json
-from ablate.schema import CURVES, JSON_COLUMNS, PROFILES, REPEATS, SCHEMAS, STATUSES, TRIALS
+from ablate.documents import EXPERIMENT, MLFLOW, read_json
+from ablate.files import remove_leftovers
+from ablate.schema import CURVES, PROFILES, REPEATS, SCHEMAS, TRIALS
+from ablate.sealed import write_sealed
+from ablate.shelf import COMPACTED, Found, Shelf, shown
 from ablate.tables import (
     Columns,
     ResultsError,
-    UnreadableError,
     build_long_table,
     build_table,
     checked_id,
     frame_of,
-    read_table,
     write_id_of,
-    write_table,
 )
+
+LOCK = "store.lock"
+_SECONDS_TO_WAIT = 30.0
+"""For another writer, who is done in a moment, or for a compaction."""
 
 
 def is_trained(row: Mapping[str, Any]) -> bool:
@@ -47,52 +55,42 @@ def is_only_profiled(row: Mapping[str, Any]) -> bool:
 
 
 def _check_row(row: Mapping[str, Any]) -> None:
-    if row.get("status") not in STATUSES:
-        raise ResultsError(f"unknown status: {row.get('status')!r}")
-    if not isinstance(row.get("variant"), str):
-        raise ResultsError("a trial's row needs its variant")
     started = row.get("started_at")
     if isinstance(started, datetime) and started.tzinfo is None:
         raise ResultsError("started_at has no time zone")
-    log = row.get("log")
-    if log is not None and (PurePosixPath(log).is_absolute() or ".." in PurePosixPath(log).parts):
-        raise ResultsError(f"log is outside the experiment's folder: {log}")
-    for column in JSON_COLUMNS:
-        if row.get(column) is not None:
-            _check_json(column, row[column])
-
-
-def _check_json(column: str, text: Any) -> None:
-    try:
-        json.loads(text, parse_constant=refuse_constant)
-    except (TypeError, ValueError) as error:
-        raise ResultsError(f"column {column} is not strict JSON text: {error}") from error
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
 
 
-def _tables(folder: Path, kind: str, skipped: list[str]) -> Iterator[tuple[str, Any]]:
-    if not (folder / kind).is_dir():
-        return
-    for path in sorted((folder / kind).iterdir()):
-        try:
-            yield path.stem, read_table(path, kind)
-        except UnreadableError as fault:
-            skipped.append(f"{kind}/{path.name}: {fault}")
+def told(kind: str, name: str, fault: str) -> str:
+    """What is said of a file that does not count, or of all of its folder."""
+    return f"{kind}/{shown(name)}: {fault}" if name else f"{kind}: {fault}"
 
 
-def _long_tables(folder: Path, kind: str, rows: Mapping[str, Any], skipped: list[str]) -> list[Any]:
-    """The curves or profiles that were written together with the rows given."""
-    tables = []
-    for trial_id, table in _tables(folder, kind, skipped):
-        if trial_id not in rows:
-            skipped.append(f"{kind}/{trial_id}.parquet: its trial has no row")
-        elif write_id_of(table) != write_id_of(rows[trial_id]):
-            skipped.append(f"{kind}/{trial_id}.parquet: belongs to another attempt than its trial's row")
-        else:
-            tables.append(table)
-    return tables
+def _frame(kind: str, found: Found, rows: Mapping[str, bytes]) -> pd.DataFrame:
+    """The rows in the order of their names: the compacted file has its own, and small ones come beside it."""
+    packed = found.packed_ids()
+    if kind in ("curves", "profiles"):
+        packed = {name: write_id for name, write_id in packed.items() if rows.get(name) == write_id}
+    tables = [found.packed.only(set(packed))] if found.packed and packed else []
+    own = [found.tables[name] for name in sorted(found.tables)]
+    frame = frame_of(kind, [*tables, *own])
+    is_mixed = tables and own and kind != "repeats"
+    return frame.sort_values("trial_id", ignore_index=True, kind="stable") if is_mixed else frame
+
+
+def of_rows(found: Found, rows: Mapping[str, bytes]) -> tuple[Found, list[str]]:
+    """The curves or profiles that were written together with the rows given, and what is to say of the others."""
+    belonging = {name: table for name, table in found.tables.items() if rows.get(name) == write_id_of(table)}
+    strange = [
+        f"{name}.parquet: "
+        + ("belongs to another attempt than its trial's row" if name in rows else "its trial has no row")
+        for name in sorted(found.tables.keys() - belonging.keys())
+    ]
+    if found.packed and (without := found.packed.parts.keys() - rows.keys()):
+        strange.append(f"{COMPACTED}: of {len(without)} trials no row is there")
+    return Found(belonging, found.packed, {}), strange
 
 
 # --- The variants in use now ------------------------------------------------------------------------------------------
@@ -160,13 +158,51 @@ class Store:
 
     def __init__(self, folder: Path, *, create: bool = False) -> None:
         self.folder = Path(folder)
+        self.shelves = {kind: Shelf(self.folder, kind) for kind in SCHEMAS}
         if create:
-            for part in (*SCHEMAS, "logs"):
-                (self.folder / part).mkdir(parents=True, exist_ok=True)
+            for each in self.folders():
+                each.mkdir(parents=True, exist_ok=True)
+
+    def folders(self) -> list[Path]:
+        """Where a run writes."""
+        return [self.folder, *(self.folder / part for part in (*SCHEMAS, "logs"))]
+
+    @contextlib.contextmanager
+    def alone(self, *, surely: bool = False) -> Iterator[None]:
+        """Nobody else writes rows meanwhile, nor compacts them: `surely`, or as far as the file system knows locks.
+
+        A lock that nobody gives up in time is an `OSError`.
+        """
+        lock = FileLock(self.folder / LOCK, timeout=_SECONDS_TO_WAIT)
+        try:
+            lock.acquire()
+        except NotImplementedError as error:
+            if surely:
+                raise OSError(errno.ENOLCK, "this file system has no locks", lock.lock_file) from error
+        try:
+            yield
+        finally:
+            lock.release()
 
     def log_path(self, trial_id: str) -> Path:
         """Where the output of a trial's process goes."""
         return self.folder / "logs" / f"{checked_id(trial_id)}.log"
+
+    def checkpoints_path(self, trial_id: str) -> Path:
+        """Where a training that is under way is kept."""
+        return self.folder / "checkpoints" / checked_id(trial_id)
+
+    def drop_checkpoints(self, trial_id: str) -> None:
+        """There is nothing to go on with."""
+        shutil.rmtree(self.checkpoints_path(trial_id), ignore_errors=True)
+
+    def are_checkpoints_left(self, trial_id: str) -> bool:
+        """Whether there are some from before the row that is stored; of a newer attempt they are none of its."""
+        try:
+            row, folder = self.shelves["trials"].path(checked_id(trial_id)), self.checkpoints_path(trial_id)
+            return folder.stat().st_mtime <= row.stat().st_mtime
+        except OSError:
+            return False
 
     def write_trial(self, row: Mapping[str, Any], curves: Columns, profiles: Columns) -> None:
         """Stores one trial whole, in place of what was there. The row comes last: it says that all is there."""
@@ -178,25 +214,37 @@ class Store:
             "profiles": build_long_table(PROFILES, trial_id, profiles, write_id),
             "trials": build_table(TRIALS, {name: [value] for name, value in row.items()}, 1, write_id),
         }
-        for kind, table in tables.items():
-            write_table(self._path(kind, trial_id), table)
+        with self.alone():
+            for kind, table in tables.items():
+                self.shelves[kind].write(trial_id, table)
+            self._forget(tables, trial_id)
+
+    def _forget(self, kinds: Iterable[str], name: str) -> None:
+        """What is stored is stored, also where the compacted file cannot be written, whose rows no longer count."""
+        for kind in kinds:
+            with contextlib.suppress(OSError):
+                self.shelves[kind].forget({name})
 
     def write_round(self, timing_id: str, number: int, columns: Columns) -> None:
         """Stores one round whole, in place of what was there."""
         rows = len(next(iter(columns.values())))
         identity: dict[str, list[Any]] = {"timing_id": [checked_id(timing_id)] * rows, "round": [number] * rows}
         table = build_table(REPEATS, {**columns, **identity}, rows, uuid.uuid4().hex)
-        write_table(self._path("repeats", f"{timing_id}-{number}"), table)
+        with self.alone():
+            self.shelves["repeats"].write(f"{timing_id}-{number}", table)
+            self._forget(["repeats"], f"{timing_id}-{number}")
 
     def rounds(self, timing_id: str) -> list[dict[str, Any]]:
         """The rows of the readable rounds that are stored under the identity."""
-        paths = sorted((self.folder / "repeats").glob(f"{checked_id(timing_id)}-*.parquet"))
-        tables = [table for path in paths if (table := self._readable(path, "repeats")) is not None]
-        return [row for table in tables for row in table.to_pylist()]
+        shelf = self.shelves["repeats"]
+        tables = [
+            table for name in shelf.names(f"{checked_id(timing_id)}-") if (table := shelf.first(name)) is not None
+        ]
+        return [row for table in tables if table is not None for row in table.to_pylist()]
 
     def trial(self, trial_id: str) -> dict[str, Any] | None:
         """The stored row as plain Python (None for null, NaN stays NaN), or None where no readable one is."""
-        table = self._stored("trials", trial_id)
+        table = self.shelves["trials"].first(checked_id(trial_id))
         if table is None:
             return None
         row: dict[str, Any] = table.to_pylist()[0]
@@ -211,25 +259,22 @@ class Store:
         return self._long("profiles", trial_id)
 
     def _long(self, kind: str, trial_id: str) -> pd.DataFrame:
-        row, table = self._stored("trials", trial_id), self._stored(kind, trial_id)
-        belongs = row is not None and table is not None and write_id_of(row) == write_id_of(table)
-        return frame_of(kind, [table] if belongs else [])
+        row = self.shelves["trials"].first(checked_id(trial_id))
+        tables = self.shelves[kind].named(trial_id) if row is not None else ()
+        belonging = (table for table in tables if write_id_of(table) == write_id_of(row))
+        return frame_of(kind, [table for table in [next(belonging, None)] if table is not None])
 
-    def _stored(self, kind: str, trial_id: str) -> Any | None:
-        return self._readable(self._path(kind, checked_id(trial_id)), kind)
+    def look(self, kind: str) -> Found:
+        """Everything of one kind, and what of it does not count."""
+        return self.shelves[kind].look()
 
-    def _readable(self, path: Path, kind: str) -> Any | None:
-        try:
-            return read_table(path, kind)
-        except UnreadableError:
-            return None
-
-    def _path(self, kind: str, name: str) -> Path:
-        return self.folder / kind / f"{name}.parquet"
+    def remove_leftovers(self) -> list[Path]:
+        """Removes what killed writers left long ago, and tells of it."""
+        return [path for folder in self.folders() for path in remove_leftovers(folder)]
 
     def write_experiment(self, document: Mapping[str, Any]) -> None:
         """Stores what the experiment is now: its resolved file, its variants and their trials."""
-        write_json(self.folder / "experiment.json", document)
+        write_sealed(self.folder / "experiment.json", document)
 
     def note_timing(self, timing: Mapping[str, Any] | None) -> None:
         """Stores which rounds the present experiment's variants are compared by, and what they are called."""
@@ -251,16 +296,20 @@ class Store:
 
     def write_mlflow(self, document: Mapping[str, Any]) -> None:
         """Stores where the experiment is mirrored."""
-        write_json(self.folder / "mlflow.json", document)
+        write_sealed(self.folder / "mlflow.json", document)
 
     def mlflow(self) -> dict[str, Any] | None:
         """Where the present experiment's trials are mirrored, or None: the mirror can always be made again."""
         try:
-            noted = read_json(self.folder / "mlflow.json", MLFLOW, {"": list(MLFLOW)})
+            noted = read_json(self.folder / "mlflow.json", MLFLOW, {"": ["experiment_id", "runs"]})
         except (OSError, TypeError, ValueError):
             return None
         present = self.present()
-        return {**noted, "runs": {key: run for key, run in noted["runs"].items() if present is None or key in present}}
+        by_trial = {name: noted[name] for name in ("runs", "attempts") if name in noted}
+        return noted | {
+            name: {key: value for key, value in each.items() if present is None or key in present}
+            for name, each in by_trial.items()
+        }
 
     def present(self) -> Mapping[str, tuple[int, int, Mapping[str, Any]]] | None:
         """The `places` of the present experiment's trials; None where no experiment.json says which they are."""
@@ -273,10 +322,14 @@ class Store:
         """All that is readable, at any moment, also while trials are being written."""
         skipped: list[str] = []
         experiment = self._experiment_if_readable(skipped)
-        rows = dict(_tables(self.folder, "trials", skipped))
-        curves, profiles = (_long_tables(self.folder, kind, rows, skipped) for kind in ("curves", "profiles"))
-        rounds = [table for _, table in _tables(self.folder, "repeats", skipped)]
-        trials = frame_of("trials", list(rows.values()))
+        looks = {kind: self.look(kind) for kind in SCHEMAS}
+        rows = looks["trials"].write_ids()
+        for kind, found in looks.items():
+            skipped += [told(kind, name, fault) for name, fault in found.faults.items()]
+            if kind in ("curves", "profiles"):
+                looks[kind], strange = of_rows(found, rows)
+                skipped += [f"{kind}/{each}" for each in strange]
+        trials, curves, profiles, repeats = (_frame(kind, found, rows) for kind, found in looks.items())
         if experiment:
             trials = _as_named_now(trials, experiment)
         else:
@@ -285,14 +338,14 @@ class Store:
             folder=self.folder,
             experiment=experiment,
             trials=trials,
-            curves=_of_trials(frame_of("curves", curves), trials),
-            profiles=_of_trials(frame_of("profiles", profiles), trials),
+            curves=_of_trials(curves, trials),
+            profiles=_of_trials(profiles, trials),
             skipped=skipped,
-            repeats=_rounds_of(frame_of("repeats", rounds), experiment),
+            repeats=_rounds_of(repeats, experiment),
         )
 
     def _experiment_if_readable(self, skipped: list[str]) -> dict[str, Any]:
-        if not (self.folder / "experiment.json").exists():
+        if not os.path.lexists(self.folder / "experiment.json"):
             return {}
         try:
             return self.experiment()
@@ -301,9 +354,14 @@ class Store:
             return {}
 
 
+def is_store(folder: Path) -> bool:
+    """Whether an experiment's results are there, in whatever state."""
+    return (folder / "experiment.json").exists() or (folder / "trials").is_dir()
+
+
 def load(path: str | Path) -> Results:
     """The results in one experiment's folder: `ablate.load("results/quickstart")`."""
     folder = Path(path)
-    if not (folder / "experiment.json").exists() and not (folder / "trials").is_dir():
+    if not is_store(folder):
         raise ResultsError(f"no results in {folder}")
     return Store(folder).load()

@@ -62,12 +62,15 @@ class Member:
 
 @dataclass(frozen=True)
 class Contrast:
-    """What is compared: the members in their order, the baseline first and last, and what is timed of each."""
+    """What is compared: the members in their order, the baseline first and last, and what is timed of each. A process
+    may take `memory_bytes`, or all that is available.
+    """
 
     members: tuple[Member, ...]
     cells: dict[str, list[int]]
     device: str
     threads: int
+    memory_bytes: int | None = None
 
     @property
     def timing_id(self) -> str:
@@ -100,7 +103,9 @@ class Contrast:
 
     def _timed(self, member: Member, number: int, log: Path, stopped: Callable[[], bool]) -> list[Row] | None:
         threads = member.variant.settings.train.threads or self.threads
-        job = TimingJob(member.variant.plain, member.seed(number), self.device, threads, self.cells, str(log))
+        job = TimingJob(
+            member.variant.plain, member.seed(number), self.device, threads, self.cells, str(log), self.memory_bytes
+        )
         with child.environment(threads):
             running = Child(child.context(self.device), job)
         status, phase, reason = child.attend(running, stopped)
@@ -113,11 +118,11 @@ class Contrast:
         return [known | {"metric": each, "value": values[each], "samples": samples.get(each)} for each in values]
 
 
-def contrast(variants: Sequence[Variant], device: str, threads: int) -> Contrast:
+def contrast(variants: Sequence[Variant], device: str, threads: int, memory_bytes: int | None = None) -> Contrast:
     """The baseline, which comes first, the others, and the baseline again."""
     known = [Member(variant, trial_of(variant, 0, device, threads).trial_id) for variant in variants]
     again = Member(known[0].variant, known[0].variant_id, is_partner=True)
-    return Contrast((*known, again), _cells(variants[0].settings.profile), device, threads)
+    return Contrast((*known, again), _cells(variants[0].settings.profile), device, threads, memory_bytes)
 
 
 def of_experiment(experiment: Experiment, store: Store, resources: Resources) -> Contrast | None:
@@ -131,7 +136,7 @@ def of_experiment(experiment: Experiment, store: Store, resources: Resources) ->
     ]
     if experiment.baseline not in done:
         return None
-    return contrast(done, resources.device, resources.threads)
+    return contrast(done, resources.device, resources.threads, resources.memory_bytes)
 
 
 def _is_ok(store: Store, variant: Variant, seed: int, resources: Resources) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
@@ -14,10 +14,11 @@ from ablate import machine
 from ablate.capacity import Capacity
 from ablate.child import Child
 from ablate.experiment import Experiment
+from ablate.job import Past
 from ablate.machine import Resources
 from ablate.plan import VariantPlan
 from ablate.results import Store
-from ablate.schema import CONDITIONS, PROFILED
+from ablate.schema import AA, CONDITIONS, PROFILED
 from ablate.tables import Columns
 from ablate.tasks import Task
 
@@ -43,6 +44,8 @@ class Rows:
         before = task.kept
         if "profile" in task.phases:
             before = {name: value for name, value in before.items() if name not in PROFILED}
+        if task.is_new:
+            before = {name: value for name, value in before.items() if name not in AA}
         profile_id = trial.profile_id if "profile" in task.phases else before.get("profile_id")
         return {
             **noise,
@@ -56,8 +59,8 @@ class Rows:
             "is_baseline": trial.variant.is_baseline,
             "config": json.dumps(settings.model_dump(mode="json"), allow_nan=False),
             "changes": json.dumps(trial.variant.changes, allow_nan=False),
-            "attempts": 1 + (task.stored["attempts"] if task.stored else 0),
-            "started_at": before.get("started_at") or started,
+            "attempts": task.attempt,
+            "started_at": task.before.get("started_at") or started,
             "log": self.store.log_path(trial.trial_id).relative_to(self.store.folder).as_posix(),
             "params_total": plan.cost.params_total,
             "params_active": plan.cost.params_active,
@@ -73,7 +76,7 @@ class Rows:
     def ended(self, task: Task, known: dict[str, Any], running: Child, capacity: Capacity) -> dict[str, Any]:
         """What is known of a trial that has ended, and what it said."""
         ran = _together(_staying(task, known.get("kernels")), running.columns.get("kernels"))
-        row = known | running.columns | capacity.columns | {"kernels": ran}
+        row = known | _since(running.past) | running.columns | capacity.columns | {"kernels": ran}
         return row | _conditions(task, row)
 
     def curves(self, task: Task, running: Child) -> Columns:
@@ -91,6 +94,13 @@ class Rows:
         of_training = stored["phase"] == "train"
         kept = stored[of_training if "profile" in task.phases else ~of_training].astype(object)
         return _joined(_columns(kept.where(kept.notna(), None)), new)
+
+
+def _since(past: Past | None) -> dict[str, Any]:
+    """The attempts that a training was made in, and their beginning. Rows know less: not every attempt leaves one."""
+    if past is None:
+        return {}
+    return {"attempts": past.attempts, "started_at": datetime.fromtimestamp(past.began, UTC)}
 
 
 def _conditions(task: Task, row: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+"""Since 3 a file holds a checksum of itself."""
 
 RENAMED: Mapping[int, Mapping[str, str]] = {1: {"mfu": "mfu_datasheet"}}
 """Columns by the last version in which they had another name: what `mfu` was is another figure now."""
@@ -40,6 +41,9 @@ CONDITIONS = (
     *("device_name", "gpu_uuid", "trials_at_once"),
 )
 """Columns that say under what training was measured; those of its profile, which may be newer, are beside them."""
+
+AA = ("aa_step_ratio_low", "aa_step_ratio_high")
+"""Columns of the A/A check that stands behind the times of training."""
 
 JSON_COLUMNS = ("config", "changes", "kernels", "module_metrics", "profile_conditions")
 
@@ -74,6 +78,8 @@ def _declare(table: str, fields: Sequence[Any]) -> Any:
     return pa.schema(fields, metadata=metadata)
 
 
+# Of a trial that went on from a checkpoint, times, speeds, energy and peaks of memory are those of the steps since;
+# `wall_seconds`, `attempts` and `started_at` are of all attempts, and all else is as if it had never been cut.
 TRIALS = _declare(
     "trials",
     [
@@ -172,3 +178,11 @@ REPEATS = _declare(
 )
 
 SCHEMAS: Mapping[str, Any] = {"trials": TRIALS, "curves": CURVES, "profiles": PROFILES, "repeats": REPEATS}
+
+REQUIRED: Mapping[str, tuple[str, ...]] = {
+    "trials": ("trial_id", "variant", "seed", "status"),
+    "curves": ("trial_id", "step", "split", "metric"),
+    "profiles": ("trial_id", "phase", "metric"),
+    "repeats": ("timing_id", "variant_id", "variant", "is_partner", "round", "place", "status"),
+}
+"""Columns without which a row is about nothing: a file with a null in one does not count."""

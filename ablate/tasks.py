@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,15 @@ PHASES = ("train", "profile")
 """What a trial consists of. A profile without training has a phase `steps` in its place: a few steps, measured."""
 
 
+ANEW = ("diverged", "gate_failed", "incomplete", "decode_mismatch")
+"""Outcomes that are the variant's own: a trial with one of them is not gone on with."""
+
+
+def is_final(row: Mapping[str, Any]) -> bool:
+    """Whether there is no training left to go on with."""
+    return row["status"] in ANEW or (row["status"] == "ok" and is_trained(row))
+
+
 @dataclass(frozen=True)
 class Task:
     """A trial that has to run, or the part of one that is missing beside what is stored."""
@@ -19,6 +29,22 @@ class Task:
     trial: Trial
     stored: dict[str, Any] | None
     phases: tuple[str, ...]
+
+    @property
+    def attempt(self) -> int:
+        """Its number, as far as the row knows."""
+        return 1 + ((self.stored or {}).get("attempts") or 0)
+
+    @property
+    def first_attempt(self) -> int:
+        """That of the first attempt whose training this one may go on with."""
+        return self.attempt if self.stored and self.stored["status"] in ANEW else 1
+
+    @property
+    def before(self) -> dict[str, Any]:
+        """The stored row where this attempt goes on with that one's work, done or begun; else nothing."""
+        begun = self.stored is not None and self.stored["status"] not in (*ANEW, "ok")
+        return self.stored if begun and self.stored else self.kept
 
     @property
     def is_new(self) -> bool:
@@ -47,6 +73,15 @@ def tasks(trials: list[Trial], store: Store, *, retry_failed: bool, only: str | 
             if phases := _phases(done, only):
                 found.append(Task(trial, stored, phases))
     return found
+
+
+def tidy(trials: list[Trial], store: Store) -> None:
+    """Remove what a run that was killed has left of trials that are done."""
+    for trial in trials:
+        if trial.variant.settings.train.keep_checkpoints or not store.are_checkpoints_left(trial.trial_id):
+            continue
+        if (row := store.trial(trial.trial_id)) is not None and is_final(row):
+            store.drop_checkpoints(trial.trial_id)
 
 
 def _done(trial: Trial, stored: dict[str, Any]) -> tuple[str, ...]:

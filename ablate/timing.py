@@ -27,6 +27,7 @@ from ablate.profiling.compilation import Compilation
 from ablate.profiling.device import device_name, gpu_uuid
 from ablate.profiling.phase import DECODE_SECONDS, held_out_tokens
 from ablate.profiling.surroundings import Surroundings
+from ablate.pulse import beat
 from ablate.settings import VariantSettings, typed
 from ablate.train import Learner, device_of, generator_seed, schedule
 from ablate.trial import Outcome, Reporter, called_for, classify, make_deterministic
@@ -46,8 +47,7 @@ def main(job: TimingJob, connection: Connection) -> None:
     """Do `job` in this process and tell the parent over `connection`; the outcome is the last message."""
     gc.freeze()
     torch.set_num_threads(job.threads)
-    if job.device == "cpu":
-        memory.limit_to_available()
+    memory.confine(torch.device(job.device), job.memory_bytes)
     with contextlib.suppress(ConnectionError):
         perform(job, Reporter(connection))
 
@@ -109,6 +109,7 @@ def training_steps(
             with timer.step():
                 learner.update(batches.batch(step), rate(min(step, recipe.n_steps)))
             around.sample()
+            beat()
         seconds = timer.seconds()["step"]
     return seconds, compilation.columns(recipe.compile)
 

@@ -1,6 +1,6 @@
-"""The mirror of the record in MLflow: written from Parquet by the parent process only, and never in the way.
+"""The mirror of the record in MLflow: written from Parquet, by one process at a time, and any time again.
 
-Whatever happens to MLflow, training goes on: one warning, then the mirror is off until `sync` brings it up to date.
+Everything that can go wrong there is one kind of error, with its cure. `ablate.mirror` keeps it away from the training.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import json
 import logging
 import math
 import os
+import platform
 import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -22,30 +23,36 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 
-from ablate.mlflow_run import RunContent, run_content
+from ablate.inside import file_of
+from ablate.interleaved import Rounds
+from ablate.mlflow_run import RunContent, metrics_of_rounds, run_content
 from ablate.mlflow_view import CURRENT_TAG, RUN_COLOUR_TAG, VIEW_TAG, run_colour, view_state
 from ablate.mlflow_view import comparison_links as comparison_links
+from ablate.redaction import redacted
 from ablate.results import Store, places
 from ablate.tables import ResultsError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import Experiment, Run
 
-_log = logging.getLogger(__name__)
+SYNC = "python -m ablate sync FILE"
+"""What brings MLflow up to date, whatever happened to it."""
 
 _ENTITIES_PER_REQUEST = 1000
 _PARAMS_PER_REQUEST = 100
-_SECONDS_TO_WAIT_FOR_OTHERS = 60.0
+_SECONDS_TO_WAIT_FOR_OTHERS = 300.0  # many that start at one instant, on a busy machine; no training waits for it
 _REPORT = "report"
+_OWNER = "ablate.owner"
 
-_ENVIRONMENT = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "DO_NOT_TRACK": "true",
+SILENCE = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+"""MLflow would tell its makers how it is used."""
+
+_PATIENCE = {
     # MLflow's own defaults keep an unreachable server's caller waiting for four minutes.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
 
 
@@ -53,9 +60,8 @@ class TrackingError(RuntimeError):
     """Why MLflow cannot be used (`message`) and what to do about it (`cure`)."""
 
     def __init__(self, message: str, cure: str) -> None:
-        super().__init__(f"{message}\n{cure}")
-        self.message = message
-        self.cure = cure
+        self.message, self.cure = redacted(message), redacted(cure)
+        super().__init__(f"{self.message}\n{self.cure}")
 
 
 @dataclass
@@ -90,23 +96,18 @@ def artifact_root(results_root: Path) -> Path:
 
 
 class Tracker:
-    """Writes trials that are stored already into the MLflow experiment of the same name."""
+    """Writes trials that are stored already into the MLflow experiment of the same name. Raises `TrackingError`.
+
+    Runs of others in that experiment, those of another folder of results among them, are none of its business.
+    """
 
     def __init__(self, store: Store, client: MlflowClient, experiment_id: str, lock: Path) -> None:
         self._store = store
         self._client = client
         self._experiment_id = experiment_id
         self._lock = lock
-        self._off = False
-
-    @classmethod
-    def open(cls, results_root: Path, store: Store) -> Self | None:
-        """The tracker, or one warning and None where MLflow cannot be used."""
-        try:
-            return cls.connect(results_root, store)
-        except TrackingError as error:
-            _log.warning("MLflow is off: %s %s", error.message, error.cure)
-            return None
+        self._owner = owner_of(store)
+        self.notices: list[str] = []
 
     @classmethod
     def connect(cls, results_root: Path, store: Store) -> Self:
@@ -114,58 +115,56 @@ class Tracker:
         uri = default_uri(results_root)
         _refuse_file_store(uri)
         _prepare()
-        _check_database(uri)
         lock = _lock_path(uri, Path(results_root))
+        _import()
         with _tracking_errors(), _locked(lock):
+            _check_database(uri)
             client = _client(uri)
             location = None if is_server(uri) else (artifact_root(results_root) / store.folder.name).as_uri()
-            tracker = cls(store, client, _experiment_id(client, _experiment_name(store), location), lock)
+            tracker = cls(store, client, _experiment_id(client, store, location), lock)
             tracker._describe()
             tracker._clear_unfinished()
             tracker._mark_current()
         return tracker
 
     def mirror(self, trial_id: str) -> None:
-        """One trial as one run, in place of the run it had. A failure is one warning, and no run follows."""
-        self._safely(lambda: self._mirror(trial_id, SyncResult()))
+        """One trial as one run, in place of the run it had."""
+        with _tracking_errors(), _locked(self._lock):
+            self._mirror(trial_id, SyncResult())
 
     def attach(self, report_folder: Path) -> None:
-        """The report as artifacts of the baseline's first run, in place of the one before."""
-        self._safely(lambda: self._attach(Path(report_folder)))
+        """The report as artifacts of the baseline's first run, in place of the one before; and the repeats' ratios."""
+        with _tracking_errors(), _locked(self._lock):
+            self._compare()
+            self._attach(report_folder)
 
-    def sync(self) -> SyncResult:
-        """Writes every trial that MLflow lacks or has differently. Nothing changes when called again."""
-        result, present = SyncResult(), self._store.present()
-        if present is None:
-            result.failed = "There is no readable experiment.json: python -m ablate run FILE writes it."
-        for trial_id in present or ():
-            try:
-                with _tracking_errors(), _locked(self._lock):
-                    self._mirror(trial_id, result)
-            except TrackingError as error:
-                result.failed = f"{error.message} {error.cure}"
-                break
+    def sync(self, report_folder: Path | None = None) -> SyncResult:
+        """All of what a run would have written, as far as that is possible now. Nothing changes when called again."""
+        result = SyncResult()
+        try:
+            self.catch_up(result)
+            if report_folder and (report_folder / "report.md").is_file():
+                self.attach(report_folder)
+        except TrackingError as error:
+            result.failed = f"{error.message} {error.cure}"
         return result
 
-    def _safely(self, action: Callable[[], None]) -> None:
-        if self._off:
-            return
-        try:
+    def catch_up(self, result: SyncResult) -> None:
+        """Writes every trial that MLflow lacks or has differently. Nothing changes when called again."""
+        present = self._store.present()
+        if present is None:
+            raise TrackingError("there is no readable experiment.json.", "python -m ablate run FILE writes it.")
+        for trial_id in present:
             with _tracking_errors(), _locked(self._lock):
-                action()
-        except TrackingError as error:
-            self._off = True
-            _log.warning("MLflow is off from here on: %s %s", error.message, error.cure)
+                self._mirror(trial_id, result)
+        with _tracking_errors(), _locked(self._lock):
+            self._compare()
 
     # --- The experiment
 
     def _describe(self) -> None:
         """What the UI shows above the runs, and how it compares them."""
-        tags = {"mlflow.experimentKind": "custom_model_development", VIEW_TAG: view_state()}
-        with contextlib.suppress(ResultsError):
-            if question := self._store.experiment().get("question"):
-                tags["mlflow.note.content"] = question
-        self._tag_experiment(tags)
+        self._tag_experiment(_description(self._store))
 
     def _tag_experiment(self, tags: Mapping[str, str]) -> None:
         present = self._client.get_experiment(self._experiment_id).tags
@@ -174,22 +173,40 @@ class Tracker:
                 self._client.set_experiment_tag(self._experiment_id, key, value)
 
     def _clear_unfinished(self) -> None:
-        """Runs of ours that still say RUNNING were being written when their writer was ended: written again."""
-        for run in self._runs("attributes.status = 'RUNNING'"):
-            if trial_id := run.data.tags.get("ablate.trial_id"):
-                self._client.delete_run(run.info.run_id)
-                self._mirror(trial_id, SyncResult())
+        """Runs of ours that still say RUNNING were being written when their writer was ended: written again.
+
+        Who writes holds the lock, so that no living writer's run is among them.
+        """
+        for run in self._own_runs("attributes.status = 'RUNNING'"):
+            self._discard(run)
+            self._mirror(run.data.tags["ablate.trial_id"], SyncResult())
 
     def _mark_current(self) -> None:
         """Runs of trials that left the experiment stay, but comparisons are without them."""
-        present = self._store.present()
-        for run in self._runs(""):
-            if trial_id := run.data.tags.get("ablate.trial_id"):
-                self._tag_run(run, CURRENT_TAG, "yes" if present is None or trial_id in present else "no")
+        present, own = self._store.present(), self._own_runs("")
+        for run in own:
+            in_use = present is None or run.data.tags["ablate.trial_id"] in present
+            self._tag_run(run, CURRENT_TAG, "yes" if in_use else "no")
+        self._tell_of_deleted({run.info.run_id for run in own})
+
+    def _tell_of_deleted(self, there: set[str]) -> None:
+        document = self._store.mlflow() or {}
+        noted = document.get("runs", {}).values() if document.get("experiment_id") == self._experiment_id else ()
+        if gone := [run_id for run_id in noted if run_id not in there]:
+            self.notices.append(
+                f"{len(gone)} of the experiment's runs were deleted there (the first is {gone[0]}). Their trials are "
+                f"safe in Parquet. Restore it: mlflow runs restore --run-id {gone[0]}; or have them written again: "
+                f"{SYNC}; or leave it so."
+            )
 
     def _tag_run(self, run: Run, key: str, value: str) -> None:
         if run.data.tags.get(key) != value:
             self._client.set_tag(run.info.run_id, key, value)
+
+    def _own_runs(self, condition: str) -> list[Run]:
+        """Those of this store's trials; one that names no owner is of a time when there was one owner only."""
+        tags = ((run, run.data.tags) for run in self._runs(condition))
+        return [run for run, each in tags if "ablate.trial_id" in each and each.get(_OWNER, self._owner) == self._owner]
 
     def _runs(self, condition: str) -> list[Run]:
         found: list[Run] = []
@@ -206,6 +223,12 @@ class Tracker:
             if not token:
                 return found
 
+    def _discard(self, run: Run) -> None:
+        if run.info.status == "RUNNING":
+            # Also among what is deleted nothing says for ever that it runs.
+            self._client.set_terminated(run.info.run_id, status="KILLED")
+        self._client.delete_run(run.info.run_id)
+
     # --- One run
 
     def _mirror(self, trial_id: str, result: SyncResult) -> None:
@@ -215,26 +238,27 @@ class Tracker:
             return
         content = self._content(row)
         fingerprint, colour = content.fingerprint(), self._colour(trial_id)
-        runs = self._runs(f"tags.`ablate.trial_id` = '{trial_id}'")
-        equal = [run for run in runs if _is_complete(run, fingerprint)]
+        runs = self._own_runs(f"tags.`ablate.trial_id` = '{trial_id}'")
+        equal = [run for run in runs if _is_complete(run, content, fingerprint)]
         if equal:
             run_id = equal[0].info.run_id
             self._tag_run(equal[0], RUN_COLOUR_TAG, colour)
             self._tag_run(equal[0], CURRENT_TAG, "yes")
+            self._tag_run(equal[0], _OWNER, self._owner)
         else:
-            tags = {"ablate.trial_id": trial_id, "ablate.fingerprint": fingerprint}
+            tags = {"ablate.trial_id": trial_id, "ablate.fingerprint": fingerprint, _OWNER: self._owner}
             tags |= {RUN_COLOUR_TAG: colour, CURRENT_TAG: "yes"}
             tags |= {"ablate.replaces": runs[0].info.run_id} if runs else {}
             run_id = self._write(row, content, tags)
         outcome = result.unchanged if equal else result.replaced if runs else result.written
         outcome.append(trial_id)
         self._keep_only(run_id, runs)
-        self._note(trial_id, run_id)
+        self._note(row, run_id)
 
     def _keep_only(self, run_id: str, runs: Sequence[Run]) -> None:
         for run in runs:
             if run.info.run_id != run_id:
-                self._client.delete_run(run.info.run_id)
+                self._discard(run)
 
     def _content(self, row: Mapping[str, Any]) -> RunContent:
         trial_id, experiment = row["trial_id"], _experiment_or_empty(self._store)
@@ -277,39 +301,65 @@ class Tracker:
     def _log_files(self, run_id: str, row: Mapping[str, Any]) -> None:
         if row["config"]:
             self._client.log_dict(run_id, json.loads(row["config"]), "config.json")
-        log = self._store.folder / row["log"] if row["log"] else None
-        if log and log.is_file():
+        log = file_of(self._store.folder, row["log"])
+        if log:
             self._client.log_artifact(run_id, str(log))
 
     def _verify(self, run_id: str, content: RunContent) -> None:
-        data, latest = self._client.get_run(run_id).data, content.latest()
-        kept = data.metrics.keys() == latest.keys() and all(
-            math.isclose(data.metrics[key], value, rel_tol=1e-9) for key, value in latest.items()
-        )
-        if not kept or data.params.keys() != content.params.keys():
+        run = self._client.get_run(run_id)
+        data, latest = run.data, content.latest()
+        if not _holds(run, content):
             raise TrackingError(
                 f"MLflow kept {len(data.metrics)} of {len(latest)} metrics and {len(data.params)} of "
                 f"{len(content.params)} parameters of a run.",
                 "Look at the tracking server.",
             )
 
-    def _note(self, trial_id: str, run_id: str) -> None:
-        """mlflow.json: where each trial's run is, in the order in which trials are shown."""
-        document = self._store.mlflow() or {}
-        runs = document.get("runs", {}) if document.get("experiment_id") == self._experiment_id else {}
-        runs = {**runs, trial_id: run_id}
-        order = [*places(_experiment_or_empty(self._store)), *runs]
+    def _note(self, row: Mapping[str, Any], run_id: str) -> None:
+        """mlflow.json: where each trial's run is and of which attempt, in the order in which trials are shown."""
+        document, trial_id = self._store.mlflow() or {}, row["trial_id"]
+        here = document.get("experiment_id") == self._experiment_id
+        runs = {**(document["runs"] if here else {}), trial_id: run_id}
+        attempts = {**(document.get("attempts", {}) if here else {}), trial_id: row["attempts"]}
+        order = [each for each in dict.fromkeys([*places(_experiment_or_empty(self._store)), *runs]) if each in runs]
         noted = {
             "experiment_id": self._experiment_id,
-            "runs": {each: runs[each] for each in order if each in runs},
+            "owner": self._owner,
+            "runs": {each: runs[each] for each in order},
+            "attempts": {each: attempts[each] for each in order if each in attempts},
         }
         if noted != document or list(noted["runs"]) != list(document.get("runs", {})):
             self._store.write_mlflow(noted)
 
+    # --- The rounds of timing
+
+    def _compare(self) -> None:
+        """What the interleaved repeats say of each variant, on its runs: a point more where it says something new."""
+        from mlflow.entities import Metric
+
+        experiment = _experiment_or_empty(self._store)
+        rounds, order, now = self._rounds(experiment), places(experiment), int(time.time() * 1000)
+        for run in self._own_runs("") if rounds.rows else ():
+            place = order.get(run.data.tags["ablate.trial_id"])
+            metrics, verdicts = metrics_of_rounds(rounds, place[2]["name"]) if place else ({}, {})
+            new = {key: value for key, value in metrics.items() if not _is_close(run.data.metrics.get(key), value)}
+            if new:
+                points = [Metric(key, value, now, 0) for key, value in new.items()]
+                self._client.log_batch(run.info.run_id, metrics=points)
+            for key, verdict in verdicts.items():
+                self._tag_run(run, key, verdict)
+
+    def _rounds(self, experiment: Mapping[str, Any]) -> Rounds:
+        timing = experiment.get("timing")
+        stored = self._store.rounds(timing["timing_id"]) if timing else []
+        named = [{**row, "variant": timing["members"].get(row["variant_id"])} for row in stored] if timing else []
+        return Rounds.latest(named) if named else Rounds([])
+
     # --- The report
 
     def _attach(self, report_folder: Path) -> None:
-        run_id = self._report_run()
+        there = {run.info.run_id for run in self._own_runs("")}
+        run_id = self._report_run(there)
         files = sorted(path for path in report_folder.rglob("*") if path.is_file() and not path.name.startswith("."))
         if run_id is None or not files:
             return
@@ -317,19 +367,19 @@ class Tracker:
         before = self._client.get_experiment(self._experiment_id).tags
         if before.get("ablate.report_run") == run_id and before.get("ablate.report_sha256") == digest:
             return
-        for holder in {run_id, before.get("ablate.report_run", run_id)}:
+        for holder in {run_id, before.get("ablate.report_run", run_id)} & there:
             self._delete_report(holder)
         for path in files:
             place = (Path(_REPORT) / path.relative_to(report_folder).parent).as_posix()
             self._client.log_artifact(run_id, str(path), place)
         self._tag_experiment({"ablate.report_run": run_id, "ablate.report_sha256": digest})
 
-    def _report_run(self) -> str | None:
+    def _report_run(self, there: set[str]) -> str | None:
         """The run of the baseline's first seed, or of the first trial that has one."""
         order = places(_experiment_or_empty(self._store))
         baseline_first = sorted(order, key=lambda trial_id: not order[trial_id][2].get("is_baseline"))
         runs = (self._store.mlflow() or {}).get("runs", {})
-        return next((runs[trial_id] for trial_id in baseline_first if trial_id in runs), None)
+        return next((runs[trial_id] for trial_id in baseline_first if runs.get(trial_id) in there), None)
 
     def _delete_report(self, run_id: str) -> None:
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
@@ -341,8 +391,21 @@ class Tracker:
             files.delete_artifacts(_REPORT)
 
 
-def _is_complete(run: Run, fingerprint: str) -> bool:
-    return run.info.status != "RUNNING" and run.data.tags.get("ablate.fingerprint") == fingerprint
+def _is_complete(run: Run, content: RunContent, fingerprint: str) -> bool:
+    """Whether the run is what was written of this content, and nobody has changed what it says of it since."""
+    same = run.data.tags.get("ablate.fingerprint") == fingerprint and run.info.status == content.status
+    return same and _holds(run, content)
+
+
+def _holds(run: Run, content: RunContent) -> bool:
+    """Whether all of the content's numbers and settings are there; what others added is no matter."""
+    metrics, params = run.data.metrics, run.data.params
+    kept = all(_is_close(metrics.get(key), value) for key, value in content.latest().items())
+    return kept and all(params.get(key) == value for key, value in content.params.items())
+
+
+def _is_close(held: float | None, value: float) -> bool:
+    return held is not None and math.isclose(held, value, rel_tol=1e-9)
 
 
 def _chunks(entities: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
@@ -361,6 +424,22 @@ def _experiment_or_empty(store: Store) -> dict[str, Any]:
         return {}
 
 
+def _description(store: Store) -> dict[str, str]:
+    question = _experiment_or_empty(store).get("question")
+    tags = {"mlflow.experimentKind": "custom_model_development", VIEW_TAG: view_state()}
+    return {**tags, **({"mlflow.note.content": question} if question else {})}
+
+
+def owner_of(store: Store) -> str:
+    """Whose runs they are: a folder of results, by a name that it keeps where it is moved.
+
+    On a server others have runs of the same experiment, and even of the same trials.
+    """
+    place = f"{platform.node()}:{store.folder.resolve()}"
+    found: str = (store.mlflow() or {}).get("owner") or hashlib.sha256(place.encode()).hexdigest()[:16]
+    return found
+
+
 def _experiment_name(store: Store) -> str:
     name: str = _experiment_or_empty(store).get("name") or store.folder.resolve().name
     return name
@@ -369,17 +448,21 @@ def _experiment_name(store: Store) -> str:
 # --- Getting there ----------------------------------------------------------------------------------------------------
 
 
+def _file_of(uri: str) -> Path | None:
+    """The database file of a plain SQLite address."""
+    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") and "?" not in uri else None
+
+
 def _check_database(uri: str) -> None:
     """MLflow tries a file that cannot be opened for minutes, and tells of it in the words of its own layers."""
-    path = Path(uri.removeprefix("sqlite:///"))
-    if not uri.startswith("sqlite:///") or not path.exists():
+    path = _file_of(uri)
+    if path is None or not path.exists():
         return
     fault = "it is a folder" if path.is_dir() else _fault_of_database(path)
+    if fault and "locked" in fault:
+        raise TrackingError(f"{path.name} is locked by another program.", f"When that has ended: {SYNC}")
     if fault:
-        raise TrackingError(
-            f"{path.name} cannot be read: {fault}.",
-            f"Move {path.name} away, then: python -m ablate sync FILE",
-        )
+        raise TrackingError(f"{path.name} cannot be read: {fault}.", f"Move {path.name} away, then: {SYNC}")
 
 
 def _fault_of_database(path: Path) -> str | None:
@@ -387,8 +470,7 @@ def _fault_of_database(path: Path) -> str | None:
         with contextlib.closing(sqlite3.connect(path, timeout=_SECONDS_TO_WAIT_FOR_OTHERS)) as database:
             found: str = database.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.Error as error:
-        # Someone who writes for long is no fault of the file.
-        return None if "locked" in str(error) else str(error)
+        return str(error)
     return None if found == "ok" else " ".join(found.split())
 
 
@@ -402,8 +484,16 @@ def _refuse_file_store(uri: str) -> None:
 
 def _prepare() -> None:
     """Before MLflow is imported: it reads some of this only then."""
-    for name, value in _ENVIRONMENT.items():
+    os.environ.update(SILENCE)
+    for name, value in _PATIENCE.items():
         os.environ.setdefault(name, value)
+
+
+def _import() -> None:
+    """Before the lock is taken: others would wait for it. That it fails is told by who needs it."""
+    with warnings.catch_warnings(), contextlib.suppress(ImportError):
+        warnings.simplefilter("ignore")
+        import mlflow.tracking  # noqa: F401
 
 
 def _client(uri: str) -> MlflowClient:
@@ -415,7 +505,7 @@ def _client(uri: str) -> MlflowClient:
             from mlflow import MlflowClient
 
             # A new store's hundred migrations and each try in vain are of no interest at the terminal.
-            for name in ("alembic", "mlflow.store.db.utils", "urllib3.connectionpool"):
+            for name in ("alembic", "mlflow", "urllib3.connectionpool"):
                 logging.getLogger(name).setLevel(logging.ERROR)
             return MlflowClient(tracking_uri=uri)
     except ImportError as error:
@@ -427,13 +517,14 @@ def _client(uri: str) -> MlflowClient:
         raise TrackingError(f"it cannot be imported ({error}).", "To have the mirror: pip install mlflow") from error
 
 
-def _experiment_id(client: MlflowClient, name: str, location: str | None) -> str:
+def _experiment_id(client: MlflowClient, store: Store, location: str | None) -> str:
     from mlflow.exceptions import MlflowException
 
+    name = _experiment_name(store)
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         try:
-            return client.create_experiment(name, artifact_location=location)
+            return client.create_experiment(name, artifact_location=location, tags=_description(store))
         except MlflowException:
             # On a server another machine may have been first.
             experiment = client.get_experiment_by_name(name)
@@ -441,15 +532,35 @@ def _experiment_id(client: MlflowClient, name: str, location: str | None) -> str
                 raise
     if experiment.lifecycle_stage == "deleted":
         raise _deleted(name, experiment.experiment_id)
+    if VIEW_TAG not in experiment.tags and not _is_blank(client, experiment):
+        raise _of_another(name, experiment.experiment_id)
     experiment_id: str = experiment.experiment_id
     return experiment_id
+
+
+def _is_blank(client: MlflowClient, experiment: Experiment) -> bool:
+    """Whether someone made it only for others to fill."""
+    from mlflow.entities import ViewType
+
+    if "mlflow.note.content" in experiment.tags:
+        return False
+    return not client.search_runs([experiment.experiment_id], run_view_type=ViewType.ALL, max_results=1)
 
 
 def _deleted(name: str, experiment_id: str) -> TrackingError:
     return TrackingError(
         f"the experiment {name} was deleted in MLflow and still owns its name.",
         f"Restore it: mlflow experiments restore --experiment-id {experiment_id}; or give the experiment another name; "
-        f"or remove it for good: mlflow gc --experiment-ids {experiment_id}. Then: python -m ablate sync",
+        f"or remove it for good: mlflow gc --experiment-ids {experiment_id}. Then: {SYNC}",
+    )
+
+
+def _of_another(name: str, experiment_id: str) -> TrackingError:
+    rename = f"mlflow experiments rename --experiment-id {experiment_id} --new-name OTHER"
+    return TrackingError(
+        f"an experiment {name} is in MLflow that is not of ablate's making; it is left as it is.",
+        f"Give yours another name; or rename that one: {rename}; or set MLFLOW_TRACKING_URI to another store. "
+        f"Then: {SYNC}",
     )
 
 
@@ -462,14 +573,22 @@ def _tracking_errors() -> Iterator[None]:
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise TrackingError(reason, "The results are safe in Parquet; later: python -m ablate sync") from error
+        raise TrackingError(reason, _cure(reason)) from error
+
+
+def _cure(reason: str) -> str:
+    if "database schema" in reason:
+        return (
+            f"Its file is of another version of MLflow. Upgrade the file (mlflow db upgrade ADDRESS, after a copy), or "
+            f"MLflow (pip install -U mlflow), or move the file away; then: {SYNC}"
+        )
+    return f"The results are safe in Parquet; later: {SYNC}"
 
 
 def _lock_path(uri: str, results_root: Path) -> Path:
     """Beside the store where it is a file: that is what several processes must not create at once."""
-    if uri.startswith("sqlite:///"):
-        return Path(uri.removeprefix("sqlite:///") + ".lock")
-    return results_root / ".mlflow.lock"
+    path = _file_of(uri)
+    return path.with_name(f"{path.name}.lock") if path else results_root / ".mlflow.lock"
 
 
 def _locked(path: Path) -> FileLock:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,8 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ablate.batches import Batches, HeldOut
+from ablate.curve import Curve
 from ablate.model import Transformer
 from ablate.objectives import IGNORED, Batch
+from ablate.pulse import beat
+from ablate.resume import Keeper
 from ablate.settings import OptimizerSettings, TrainSettings
 
 LAST_STEPS = 10
@@ -42,16 +46,20 @@ class Observer(Protocol):
     def evaluation(self) -> AbstractContextManager[None]:
         """Around one evaluation."""
 
+    def pause(self) -> AbstractContextManager[None]:
+        """Around what is no part of the run, although it lies between steps."""
+
     def record(self, step: int, split: str, values: dict[str, float]) -> None:
         """Points of the curves."""
 
 
 @dataclass
 class Trained:
-    """What came of a run; of a diverged one, what there was until then."""
+    """What came of a run; of one that diverged, or was stopped before its end, what there was until then."""
 
     steps: int = 0
     diverged_step: int | None = None
+    stopped: bool = False
     train_loss: float | None = None
     last_finite_loss: float | None = None
     val_losses: list[float] = field(default_factory=list)
@@ -68,33 +76,35 @@ def train(
     seed: int,
     observer: Observer,
     called: nn.Module | None = None,
+    keeper: Keeper | None = None,
 ) -> Trained:
     """Train `model` where it is. Steps call `called` in its place, where that is given: the same, compiled.
 
     Evaluations always call `model`: they have other shapes and another mode, which would be compiled again.
     The first loss, auxiliary or not, or gradient norm that is not finite ends the run: a result, not an error.
+    With a `keeper` it goes on from where that has kept it, and comes to the same to the last bit.
     """
     learner, rate = Learner.of(model, recipe, called), schedule(recipe, model.settings.d_model)
-    run, order = Trained(), hashlib.sha256()
+    run, keeper = Trained(), keeper or Keeper()
     ledger = Ledger(observer, run, read_every(model))
-    torch.manual_seed(generator_seed(seed, "dropout"))
+    seed_generators(seed)
     model.train()
-    for step in range(1, recipe.n_steps + 1):
+    keeper.restore(learner, ledger)
+    for step in range(run.steps + 1, recipe.n_steps + 1):
         lr = rate(step)
         with observer.step():
             with observer.part("data"):
                 batch = batches.batch(step)
             measures = learner.update(batch, lr, observer.part)
-        for array in batch.arrays:
-            order.update(array.astype("<i8").data)
-        ledger.add(step, lr, measures)
+        ledger.add(step, lr, measures, batch)
         if step % (recipe.eval_every or recipe.n_steps) == 0 or step == recipe.n_steps:
             ledger.read()
             if run.diverged_step is None:
-                _evaluate(model, held_out, recipe, step, run, observer)
-        if run.diverged_step is not None:
+                _evaluate(model, held_out, recipe, step, ledger)
+        if run.diverged_step is None and step < recipe.n_steps:
+            run.stopped = keeper.after(step, learner, ledger)
+        if run.stopped or run.diverged_step is not None:
             break
-    run.batch_order_hash = order.hexdigest()
     run.optimizer_state_dtype, _ = state_of(learner.optimizer)
     return run
 
@@ -113,7 +123,7 @@ def exercise(
     """
     learner = Learner.of(model, recipe, called)
     pending: list[dict[str, Tensor]] = []
-    torch.manual_seed(generator_seed(seed, "dropout"))
+    seed_generators(seed)
     model.train()
     for step in range(1, recipe.n_steps + 1):
         with observer.step():
@@ -306,6 +316,13 @@ def generator_seed(seed: int, purpose: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{purpose}".encode()).digest()[:7], "big")
 
 
+def seed_generators(seed: int) -> None:
+    """What a step may draw from: torch's generators, which dropout uses, and those that a choice may use as well."""
+    torch.manual_seed(generator_seed(seed, "dropout"))
+    random.seed(generator_seed(seed, "python"))
+    np.random.seed(generator_seed(seed, "numpy") % 2**32)
+
+
 # --- Evaluation and records -------------------------------------------------------------------------------------------
 
 
@@ -330,19 +347,19 @@ def evaluate(model: nn.Module, held_out: HeldOut, recipe: TrainSettings) -> floa
                 logits = forward(model, inputs, recipe.precision).flatten(0, 1)
                 each = F.cross_entropy(logits, targets.flatten(), reduction="none", ignore_index=IGNORED)
                 total += each.double().sum()
+            beat()
             n_targets += batch.n_targets
     model.train(was_training)
     return total.item() / n_targets
 
 
-def _evaluate(
-    model: nn.Module, held_out: HeldOut, recipe: TrainSettings, step: int, run: Trained, observer: Observer
-) -> None:
-    with observer.evaluation():
+def _evaluate(model: nn.Module, held_out: HeldOut, recipe: TrainSettings, step: int, ledger: Ledger) -> None:
+    run = ledger.run
+    with ledger.observer.evaluation():
         loss = evaluate(model, held_out, recipe)
     run.module_metrics = module_metrics(model)
-    observer.record(step, "val", {"loss": loss, **bits_per_byte(loss, held_out.bytes_per_token)})
-    observer.record(step, "model", run.module_metrics)
+    ledger.record(step, "val", {"loss": loss, **bits_per_byte(loss, held_out.bytes_per_token)})
+    ledger.record(step, "model", run.module_metrics)
     if math.isfinite(loss):
         run.val_losses.append(loss)
     else:
@@ -365,12 +382,15 @@ class Ledger:
 
     def __init__(self, observer: Observer, run: Trained, read_every: int) -> None:
         self.observer, self.run, self.read_every = observer, run, read_every
-        self.pending: list[tuple[int, float, dict[str, Tensor]]] = []
+        self.pending: list[tuple[int, float, dict[str, Tensor], str]] = []
         self.last_losses: deque[float] = deque(maxlen=LAST_STEPS)
+        self.order = ""
+        self.curve = Curve()
 
-    def add(self, step: int, lr: float, measures: dict[str, Tensor]) -> None:
-        """Keep a step's measures; now and then read."""
-        self.pending.append((step, lr, measures))
+    def add(self, step: int, lr: float, measures: dict[str, Tensor], batch: Batch) -> None:
+        """Keep a step's measures, and what it was shown; now and then read."""
+        self.order = chained(self.order, batch)
+        self.pending.append((step, lr, measures, self.order))
         if len(self.pending) >= self.read_every:
             self.read()
 
@@ -378,14 +398,37 @@ class Ledger:
         """Hand the measures on, step by step, up to the first that is not finite."""
         if not self.pending:
             return
-        place = iter(values_of(measures for _, _, measures in self.pending))
-        for step, lr, measures in self.pending:
+        place = iter(values_of(measures for _, _, measures, _ in self.pending))
+        for step, lr, measures, order in self.pending:
             if self.run.diverged_step is None:
+                self.run.batch_order_hash = order
                 self._enter(step, lr, {name: next(place) for name in measures})
         self.pending.clear()
 
+    def record(self, step: int, split: str, values: dict[str, float]) -> None:
+        """Points of the curves."""
+        self.curve.add(step, split, values)
+        self.observer.record(step, split, values)
+
+    def plain(self) -> dict[str, Any]:
+        """All that it knows, as plain data, but for the curves; nothing may be pending."""
+        return {"run": asdict(self.run), "last_losses": list(self.last_losses)}
+
+    def fitted(self, plain: dict[str, Any], curve: Curve) -> Callable[[], None]:
+        """What puts in place what `plain` and `curve` were of, and tells of the points once more."""
+        run = Trained(**plain["run"])
+
+        def put() -> None:
+            vars(self.run).update(vars(run))
+            self.last_losses.extend(plain["last_losses"])
+            self.order, self.curve = run.batch_order_hash, curve
+            for point in curve.records():
+                self.observer.record(*point)
+
+        return put
+
     def _enter(self, step: int, lr: float, values: dict[str, float]) -> None:
-        self.observer.record(step, "train", {**values, "lr": lr})
+        self.record(step, "train", {**values, "lr": lr})
         self.run.steps = step
         if not all(map(math.isfinite, values.values())):
             self.run.diverged_step = step
@@ -393,3 +436,11 @@ class Ledger:
             self.run.last_finite_loss = values["loss"]
             self.last_losses.append(values["loss"])
             self.run.train_loss = sum(self.last_losses) / len(self.last_losses)
+
+
+def chained(order: str, batch: Batch) -> str:
+    """The digest of all batches up to this one, from that of those before: what a training can go on with."""
+    digest = hashlib.sha256(order.encode())
+    for array in batch.arrays:
+        digest.update(array.astype("<i8").data)
+    return digest.hexdigest()

@@ -10,11 +10,16 @@ import gc
 import json
 import math
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,15 +28,17 @@ from torch import nn
 
 from ablate import cost, registry
 from ablate.batches import Batches, HeldOut
+from ablate.child import NO_MEMORY
 from ablate.data import Corpus
 from ablate.gates import leak
-from ablate.job import Job
+from ablate.job import Job, Past
 from ablate.model import Transformer, build
 from ablate.objectives import Batch, Objective, objective_of
 from ablate.profiling import compilation, decode, device, flops, kernels, live, memory, utilisation
 from ablate.profiling.energy import EnergyMeter
 from ablate.profiling.phase import ProfilePhase, held_out_tokens, required_columns
 from ablate.profiling.watch import Watch
+from ablate.resume import Keeper
 from ablate.settings import TrainSettings, VariantSettings, typed
 from ablate.train import Learner, Trained, bits_per_byte, device_of, exercise, pieces, state_of, train
 
@@ -62,29 +69,27 @@ class Outcome:
     reason: str = ""
 
 
-def main(job: Job, connection: Connection) -> None:
-    """Do `job` in this process and tell the parent over `connection`; the outcome is the last message."""
+def main(job: Job, connection: Connection, stopped: threading.Event) -> None:
+    """Do `job` in this process and tell the parent over `connection`; the outcome is the last message.
+
+    `stopped` says whether the parent wants a training to end where it can be gone on with.
+    """
     begin = time.perf_counter()
     gc.freeze()  # what was imported stays; the collector need not walk it in the middle of a measurement
     torch.set_num_threads(job.threads)
-    if job.device == "cpu":
-        memory.limit_to_available()
+    memory.confine(torch.device(job.device), job.memory_bytes)
     with contextlib.suppress(ConnectionError):
-        perform(job, Reporter(connection), begin)
+        perform(job, Reporter(connection), begin, stopped)
 
 
-def perform(job: Job, reporter: Reporter, begin: float) -> None:
+def perform(job: Job, reporter: Reporter, begin: float, stopped: threading.Event | None = None) -> None:
     """Do `job` and report, whatever happens. All of `main` but what is about the process."""
     try:
-        outcome = Trial(job, reporter, begin).run()
+        outcome = Trial(job, reporter, begin, stopped or threading.Event()).run()
     except BaseException as error:  # a user's own choice may leave in any way
         traceback.print_exc()
         outcome = classify(error)
     reporter.outcome(outcome)
-
-
-NO_MEMORY = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "ALLOC_FAILED", "ALLOCATION_FAILED")
-"""What the messages of torch, CUDA, cuDNN and C++ have in common when memory is short."""
 
 
 def classify(error: BaseException) -> Outcome:
@@ -101,13 +106,25 @@ def classify(error: BaseException) -> Outcome:
 class Trial:
     """What the phases of one trial share."""
 
-    def __init__(self, job: Job, reporter: Reporter, begin: float) -> None:
+    def __init__(self, job: Job, reporter: Reporter, begin: float, stopped: threading.Event) -> None:
         self.job, self.reporter, self.begin = job, reporter, begin
+        self.keeper = Keeper(
+            job.checkpoints,
+            every=job.settings["train"]["checkpoint_every"],
+            attempt=job.attempt,
+            first_attempt=job.first_attempt,
+            began=begin,
+            stopped=stopped.is_set,
+            told=self._goes_on,
+        )
+        self.stopped = stopped
+        self.watch: Watch | None = None
         self.device = torch.device(job.device)
         self.meter: EnergyMeter | None = None
         self.settings: VariantSettings
         self.objective: Objective
         self.columns: dict[str, Any] = {}
+        self.profiles: list[dict[str, Any]] = []  # of the training
         self.problems: list[str] = []
 
     def run(self) -> Outcome:
@@ -118,15 +135,18 @@ class Trial:
         make_deterministic(self.settings.train)
         self.meter = EnergyMeter(self.device) if self.job.alone else None
         corpus = self.settings.data.corpus()
+        if changed := self._changed(corpus):
+            return Outcome("crashed", f"{changed} changed after it was planned: run again, which plans anew")
         self.objective = objective_of(self.settings.model, corpus.vocab_size)
         model = build(self.settings.model, self.job.seed).to(self.device)
         self._tell(device.facts(self.device, self.settings.train.precision))
-        if self.job.phases != ("profile",):
+        phases = self._phases_left(model)
+        if phases == self.job.phases != ("profile",):
             seen = held_out_tokens(corpus, 2, min(GATE_TOKENS, self.settings.train.length), self.device)
             if wrong := leak(model, seen):
                 return Outcome("gate_failed", wrong)
         work = {"train": self._train, "steps": self._steps, "profile": self._profile}
-        for phase in self.job.phases:
+        for phase in phases:
             self.reporter.phase(phase)
             try:
                 early = work[phase](model, corpus)
@@ -137,14 +157,54 @@ class Trial:
             # Nothing is profiled beside a training that cannot stand: what fails in the profile leaves a good one.
             if problems := [*self._missing(phase), *self.problems]:
                 return Outcome("incomplete", "; ".join(problems))
+            if phase == "train":
+                self._keep(model)
         return Outcome("ok")
+
+    def _changed(self, corpus: Corpus) -> str | None:
+        """What is no longer as it was when the trial got its id, which would be that of other numbers."""
+        if self.job.corpus_sha256 not in (None, corpus.sha256):
+            return "the data"
+        return next((f for f, known in self.job.sources.items() if registry.file_sha256(Path(f)) != known), None)
+
+    def _phases_left(self, model: Transformer) -> tuple[str, ...]:
+        """Those of the job, without a training that an earlier attempt has done: all that it told is told again."""
+        if "train" not in self.job.phases or (told := self.keeper.finished(model, self._points)) is None:
+            return self.job.phases
+        self._tell(told["columns"])
+        self.reporter.profiles(told["profiles"])
+        return tuple(phase for phase in self.job.phases if phase != "train")
+
+    def _keep(self, model: Transformer) -> None:
+        """A training that is done is not done again, whatever happens in the profile."""
+        recipe = self.settings.train
+        if "profile" in self.job.phases or recipe.keep_checkpoints:
+            told = {"columns": self.columns, "profiles": self.profiles}
+            self.keeper.finish(recipe.n_steps, model, told)
+
+    def _points(self, step: int, split: str, values: dict[str, float]) -> None:
+        self.reporter.points(step, step * self.settings.train.batch_tokens, split, values)
+
+    def _goes_on(self, past: Past) -> None:
+        """A training goes on after so many steps: what was measured of those is not known, what reading took is not
+        of it.
+        """
+        self.reporter.past(past)
+        memory.reset_peak_rss()
+        if self.watch is not None:
+            self.watch.go_on(past.steps)
 
     def _train(self, model: Transformer, corpus: Corpus) -> Outcome | None:
         recipe = self.settings.train
         batches = Batches.of(corpus, recipe, self.job.seed, self.objective)
         held_out = HeldOut.of(corpus, recipe, self.objective)
         watch, called = self._watch(recipe), called_for(model, batches, recipe)
-        trained = train(model, batches, held_out, recipe, self.job.seed, watch, called)
+        self.watch = watch
+        with heeding(signal.SIGTERM, self.stopped):
+            trained = train(model, batches, held_out, recipe, self.job.seed, watch, called, self.keeper)
+        if trained.stopped:
+            self._tell({"steps": trained.steps, "tokens": trained.steps * recipe.batch_tokens})
+            return Outcome("interrupted", f"stopped at step {trained.steps}")
         self._tell({**training_columns(trained, batches, held_out, recipe), **watch.columns()})
         if trained.diverged_step is not None:
             last = trained.last_finite_loss
@@ -245,7 +305,8 @@ class Trial:
     def _training_profile(self, rows: list[dict[str, Any]]) -> None:
         recipe = self.settings.train
         cell = {"phase": "train", "batch": recipe.batch_tokens // recipe.length, "context": recipe.length}
-        self.reporter.profiles([cell | row for row in rows])
+        self.profiles = [cell | row for row in rows]
+        self.reporter.profiles(self.profiles)
 
     def _missing(self, phase: str) -> list[str]:
         """What the phase must have measured and did not, or is not finite."""
@@ -255,6 +316,21 @@ class Trial:
             for name, value in values.items()
             if value is None or not math.isfinite(value)
         ]
+
+
+@contextmanager
+def heeding(number: signal.Signals, stopped: threading.Event) -> Iterator[None]:
+    """Within it the signal asks for the same as the parent may: one that is sent to all of a run's processes, as
+    service managers do, then costs no work.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(number, lambda *_: stopped.set())
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def make_deterministic(recipe: TrainSettings) -> None:
@@ -326,6 +402,10 @@ class Reporter:
     def columns(self, values: dict[str, Any]) -> None:
         """Values for the trial's row."""
         self.connection.send(("columns", values))
+
+    def past(self, past: Past) -> None:
+        """What lies before this attempt."""
+        self.connection.send(("past", past))
 
     def profiles(self, rows: list[dict[str, Any]]) -> None:
         """Rows of the profile."""

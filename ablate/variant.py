@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from ablate import grid, registry
+from ablate.choice import Path
 from ablate.data import Corpus
-from ablate.settings import VariantSettings
+from ablate.settings import OF_NO_NUMBER, VariantSettings
 
 BASELINE = "baseline"
 
@@ -43,7 +45,7 @@ class Variant:
     @property
     def identity(self) -> dict[str, Any]:
         """Everything in the settings that determines what is trained: of the data its bytes, of `profile` nothing."""
-        train = {key: value for key, value in self.plain["train"].items() if key != "max_seconds"}
+        train = {key: value for key, value in self.plain["train"].items() if key not in OF_NO_NUMBER}
         return {"model": self.plain["model"], "train": train, "data": [self.corpus.sha256, self.corpus.vocab_size]}
 
     @cached_property
@@ -68,16 +70,26 @@ class Trial:
     seed: int
     trial_id: str
     profile_id: str
+    sources: dict[str, str | None]
+    """The files of the user's own code, each with its hash: part of the id."""
 
 
 def trial_of(variant: Variant, seed: int, device: str, threads: int) -> Trial:
     """A variant with a seed, under the hash of everything that determines its numbers."""
+    return trials_of(variant, [seed], device, threads)[0]
+
+
+def trials_of(variant: Variant, seeds: Sequence[int], device: str, threads: int) -> list[Trial]:
+    """The same for many seeds, in which all the rest is looked at once."""
     identity = variant.identity
     own_threads = identity["train"].pop("threads")
-    sources = [registry.source_sha256(name) for name in foreign_names(identity["model"])]
-    trial_id = _hash([identity, seed, device, own_threads or threads, sources])
-    profile = {key: value for key, value in variant.plain["profile"].items() if key != "repeats"}
-    return Trial(variant, seed, trial_id, _hash(profile))
+    own_code = list(foreign_names(identity["model"]))
+    sources = [registry.source_sha256(name) for name in own_code]
+    files = {str(file): registry.file_sha256(file) for name in own_code for file in registry.source_files(name)}
+    profile = _hash({key: value for key, value in variant.plain["profile"].items() if key != "repeats"})
+    before, after = canonical_json(identity), canonical_json([device, own_threads or threads, sources])
+    ids = [_hash_of(f"[{before},{seed},{after.removeprefix('[')}") for seed in seeds]
+    return [Trial(variant, seed, each, profile, files) for seed, each in zip(seeds, ids, strict=True)]
 
 
 def timing_id(members: Sequence[str], cells: Any) -> str:
@@ -86,7 +98,11 @@ def timing_id(members: Sequence[str], cells: Any) -> str:
 
 
 def _hash(value: Any) -> str:
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:16]
+    return _hash_of(canonical_json(value))
+
+
+def _hash_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def canonical_json(value: Any) -> str:
@@ -105,6 +121,33 @@ def foreign_names(node: Any) -> Iterator[str]:
     elif isinstance(node, list):
         for value in node:
             yield from foreign_names(value)
+
+
+def of_own_code(variants: Sequence[Variant]) -> list[list[Variant]]:
+    """The variants whose model is made of the user's own code, those of one model together."""
+    return alike([variant for variant in variants if any(foreign_names(variant.plain["model"]))])
+
+
+def alike(variants: Sequence[Variant]) -> list[list[Variant]]:
+    """Those that have the same model together."""
+    groups: dict[str, list[Variant]] = {}
+    for variant in variants:
+        groups.setdefault(canonical_json(variant.plain["model"]), []).append(variant)
+    return list(groups.values())
+
+
+_COUNT = re.compile(r"[\d.]+\s*[kMB]?")
+_FREE = ("question", "path", "hf")
+
+
+def own_code(node: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
+    """What may name the user's own code in a file as it is written, before anything is known of it, and where."""
+    if isinstance(node, str) and registry.is_foreign(node) and not _COUNT.fullmatch(node) and path != ("name",):
+        yield path, node
+    items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        if str(key).rpartition(".")[2] not in _FREE:
+            yield from own_code(value, (*path, key))
 
 
 def differences(old: Any, new: Any, given: Any, path: str = "") -> Iterator[tuple[str, Any]]:

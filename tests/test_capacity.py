@@ -115,7 +115,7 @@ def tries(plan: VariantPlan, path: Path) -> Tries:
 def test_a_run_finds_the_largest_that_fit_whatever_the_order(
     experiment: Experiment, log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capacity, "available", lambda device: MEMORY)
+    monkeypatch.setattr(capacity, "available", lambda device, at_most: MEMORY)
     monkeypatch.setitem(capacity.MOST, "largest_length", 128)
     places = ["--results", str(tmp_path / "results"), "--reports", str(tmp_path / "reports")]
     whole = ["run", str(tmp_path / "tiny.yaml"), "--device", "cpu", "--only", "profile", "--workers", "2", *places]
@@ -220,7 +220,7 @@ def attempt_or_stop(attempt: Callable[..., Try], left: Iterator[int], *given: An
 
 @pytest.mark.parametrize(
     "changed",
-    [{"device": "cuda"}, {"torch": "1"}, {"memory_bytes": MEMORY + 1}, {"tries": {"ab": [[1]]}}, {"tries": 3}],
+    [{"device": "cuda"}, {"torch": "1"}, {"memory_bytes": MEMORY * 11 // 10}, {"tries": {"ab": [[1]]}}, {"tries": 3}],
 )
 def test_notes_that_do_not_hold_here_are_none(changed: dict[str, Any], tmp_path: Path) -> None:
     written = {"device": "cpu", "torch": "2", "memory_bytes": MEMORY, "tries": {"ab": [[1, 64, "fits", 1.0, 2, 3]]}}
@@ -229,6 +229,14 @@ def test_notes_that_do_not_hold_here_are_none(changed: dict[str, Any], tmp_path:
     assert Notes(path, "cpu", "2", MEMORY).known("ab") == {(1, 64): Try("fits", 1.0, 2, 3)}
     path.write_text(json.dumps(written | changed), encoding="utf-8")
     assert Notes(path, "cpu", "2", MEMORY).known("ab") == {}
+
+
+def test_a_little_less_memory_than_before_loses_no_try(tmp_path: Path) -> None:
+    """What a machine has available moves from one run to the next, and half of the time down."""
+    notes(tmp_path).add("ab", 1, 64, Try("fits", 1.0, 2, 3))
+    assert notes(tmp_path, MEMORY - MEMORY // 25).known("ab") == {(1, 64): Try("fits", 1.0, 2, 3)}
+    assert notes(tmp_path, MEMORY - MEMORY // 25).memory_bytes == MEMORY, "one limit for all variants"
+    assert notes(tmp_path, MEMORY - MEMORY // 10).known("ab") == {}
 
 
 # --- One try ----------------------------------------------------------------------------------------------------------

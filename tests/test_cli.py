@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 from conftest import Write
 
-from ablate import __version__, catalogue, cli, commands, registry
+from ablate import __version__, asked, catalogue, cli, commands, registry, sweep
 from ablate.cli import main
 from ablate.results import Store
 
@@ -107,6 +107,9 @@ def readme_lines() -> list[str]:
 def test_what_the_readme_says_can_be_typed(line: str) -> None:
     verb, *arguments = shlex.split(line, comments=True)[3:]
     command = main.commands[verb]
+    if isinstance(command, click.Group):
+        verb, *arguments = arguments
+        command = command.commands[verb]
     command.make_context(verb, [*arguments], resilient_parsing=not arguments)  # raises where an option does not exist
     for word in arguments:
         if word.startswith("experiments/"):
@@ -313,7 +316,7 @@ def test_debug_shows_the_traceback(write: Write) -> None:
 
 
 def test_a_fault_of_ablate_is_told_as_such(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(wanted: commands.Wanted) -> dict[str, Any]:
+    def fail(wanted: asked.Wanted) -> dict[str, Any]:
         raise KeyError("some\nthing")
 
     monkeypatch.setattr(commands, "plan_facts", fail)
@@ -324,7 +327,7 @@ def test_a_fault_of_ablate_is_told_as_such(write: Write, monkeypatch: pytest.Mon
 
 
 def test_an_interrupt_ends_with_130(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(wanted: commands.Wanted) -> dict[str, Any]:
+    def stop(wanted: asked.Wanted) -> dict[str, Any]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(commands, "plan_facts", stop)
@@ -366,7 +369,7 @@ def test_a_device_that_is_not_there(write: Write, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_command_that_runs_it_again(write: Write) -> None:
-    wanted = commands.Wanted("my file.yaml", sets=("train.lr=1", "question=why not?"))
+    wanted = asked.Wanted("my file.yaml", sets=("train.lr=1", "question=why not?"))
     assert wanted.command() == "python -m ablate run 'my file.yaml' --set train.lr=1 --set 'question=why not?'"
 
 
@@ -374,7 +377,7 @@ def test_the_command_that_runs_it_again(write: Write) -> None:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    def fail(wanted: commands.Wanted) -> dict[str, Any]:
+    def fail(wanted: asked.Wanted) -> dict[str, Any]:
         raise error
 
     monkeypatch.setattr(commands, "plan_facts", fail)
@@ -431,8 +434,8 @@ def test_a_name_that_something_else_has_in_results_is_refused(verb: str, name: s
 
 
 def test_what_is_stored_but_not_ok_is_told(write: Write) -> None:
-    experiment = commands.read(commands.Wanted(str(write())))
-    said = [commands._opening(experiment, 0, Counter(statuses), 0) for statuses in ({"ok": 1}, {"crashed": 1})]
+    experiment = asked.read(asked.Wanted(str(write())))
+    said = [sweep._opening(experiment, 0, Counter(statuses), 0) for statuses in ({"ok": 1}, {"crashed": 1})]
     assert said == [
         "tiny: 1 variant x 1 seed = 1 trial, all of them stored: nothing to train",
         "tiny: 1 variant x 1 seed = 1 trial, all of them stored: nothing to train"

@@ -157,6 +157,10 @@ def test_a_key_written_twice_is_told_with_both_lines() -> None:
         ("a: .inf", "f.yaml:1:1: '.inf' is no finite number"),
         ("a: [1, .nan]", "f.yaml:1:8: '.nan' is no finite number"),
         ("a: 1e999", "f.yaml:1:1: '1e999' is no finite number"),
+        *[
+            (f"a: {n}", f"f.yaml:1:1: '{n}' is no finite number")
+            for n in ("9" * 400, "-" + "9" * 309, "0x" + "f" * 300)
+        ],
         ("a: " + "9" * 5000, "f.yaml:1:1: '999"),
         (r'a: "\ud83d"', "f.yaml:1:1: half a character"),
     ],
@@ -246,9 +250,10 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def deny(path: Path) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
+    (tmp_path / "f.yaml").touch()
     monkeypatch.setattr(Path, "read_bytes", deny)
     with pytest.raises(FileFaults, match=r"f.yaml: cannot be read: Permission denied"):
-        read("f.yaml")
+        read(tmp_path / "f.yaml")
 
 
 @pytest.mark.parametrize("content", [b"\xef\xbb\xbfa: 1\r\nb: 2\r\n", b"a: 1\rb: 2", b"a: 1\nb: 2"])
@@ -268,14 +273,36 @@ def test_values_of_the_command_line() -> None:
             scalar(wrong)
 
 
-@pytest.mark.parametrize("name", ["a", "a.b", "2024-01_x", "_x", "a..b", "x" * 100])
+@pytest.mark.parametrize("name", ["a", "a.b", "2024-01_x", "_x", "a..b", "x" * 100, "console", "com", "com10", "x.nul"])
 def test_names_of_experiments(name: str) -> None:
     assert experiment_name(Document("x.yaml", {"name": name}, {})) == name
     assert experiment_name(Document(f"some/where/{name}.yaml", {}, {})) == name
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "../x", "a/b", "a\\b", ".x", "-x", "a b", "a\n", "ü", "x" * 101, 3, None]
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "../x",
+        "a/b",
+        "a\\b",
+        ".x",
+        "-x",
+        "a b",
+        "a\n",
+        "ü",
+        "x" * 101,
+        3,
+        None,
+        "a.",
+        "con",
+        "NUL",
+        "Aux.txt",
+        "com1",
+        "lpt9.a",
+    ],
 )
 def test_names_that_are_no_plain_folder_are_refused(name: object) -> None:
     with pytest.raises(FileFaults, match="cannot be the name of an experiment\n  give it"):

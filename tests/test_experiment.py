@@ -533,6 +533,11 @@ def test_two_variants_never_share_a_name(refused: Refused) -> None:
         ("variants: {x: {profile: {rounds: 1}}}", "5:16: 'profile.rounds' is the same for all variants"),
         ("vary: {profile.rounds: [1, 2]}", "5:8: 'profile.rounds' is the same for all variants"),
         ("vary: {train.max_seconds: [1]}", "5:8: 'train.max_seconds' is the same for all variants"),
+        ("vary: {train.checkpoint_every: [1]}", "5:8: 'train.checkpoint_every' is the same for all variants"),
+        (
+            "variants: {x: {train: {keep_checkpoints: true}}}",
+            "5:16: 'train.keep_checkpoints' is the same for all variants",
+        ),
         # layers
         ("baseline: {layers: [{feed_forward: moe}]}", "4:21: a rule for layers needs 'every', 'first' or 'at'"),
         ("baseline: {layers: [{every: 2, ffn: moe}]}", "4:32: unknown setting 'ffn'"),
@@ -552,8 +557,8 @@ def test_two_variants_never_share_a_name(refused: Refused) -> None:
         ("variants: {a: {n_layers: 2}, a: {n_layers: 3}}", "5:30: 'a' is written twice, in lines 5 and 5"),
         # seeds
         *[
-            (f"seeds: {seeds}", "5:1: 'seeds': a list of seeds is needed, or a count from 1 to 1000")
-            for seeds in ("0", "-1", "1001", "2M", "1.5", "'3'", "null", "{}")
+            (f"seeds: {seeds}", "5:1: 'seeds': a list of at most 1000 seeds is needed, or a count from 1 to 1000")
+            for seeds in ("0", "-1", "1001", "2M", "1.5", "'3'", "null", "{}", [*range(1001)])
         ],
         ("seeds: []", "5:1: 'seeds'"),
         ("seeds: true", "5:1: 'seeds': a whole number is needed, not true"),
@@ -829,6 +834,8 @@ def trial(expand: Expand, added: str = "", *sets: str, device: str = "cpu", thre
         ["train.steps=4.0"],
         ["train.tokens=256"],
         ["train.max_seconds=7"],
+        ["train.checkpoint_every=2"],
+        ["train.keep_checkpoints=true"],
         ["train.threads=1"],
         ["name=other"],
         ["question=another"],

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from ruamel import yaml
 
 import ablate
-from ablate import commands
+from ablate import asked, commands
 from ablate.building import model_settings
 from ablate.cli import main
 from ablate.experiment import Experiment
@@ -78,7 +78,7 @@ def test_every_published_shape_is_profiled(file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", PROFILES, ids=lambda file: file.stem)
 def test_every_published_shape_fits_and_is_as_published_but_for_its_depth(file: Path) -> None:
     """All of its tensors in 20 GB, as reckoned, and the widths of the preset."""
-    facts = commands.plan_facts(commands.Wanted(f"experiments/{file.name}", device="cpu"))
+    facts = commands.plan_facts(asked.Wanted(f"experiments/{file.name}", device="cpu"))
     assert facts["question"]
     assert max(each["predicted_memory_bytes"] for each in facts["variants"]) < 20e9
     own = Experiment.from_file(file).baseline.settings.model

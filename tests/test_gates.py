@@ -171,6 +171,7 @@ FAULTS = {
     "no-identity": ("identities", "identities", "yield 1 / 0", "ZeroDivisionError"),
     "nan": ("builds", "forward", "out = out * float('nan')", "100% of the logits are not finite"),
     "shape": ("builds", "forward", "out = out[:, 1:]", "RuntimeError"),
+    "no-tensor": ("builds", "forward", "out = [out]", "TypeError: "),
     "raises": ("builds", "forward", "raise KeyError('gone')", "KeyError: 'gone' (own.py, line 13)"),
     "quits": ("builds", "build", "raise SystemExit(3)", "SystemExit: 3 (own.py, line "),
     "mute": (

@@ -685,20 +685,6 @@ def test_a_cpu_has_no_gpu_columns_and_wakes_no_gpu() -> None:
     assert not torch.cuda.is_initialized()
 
 
-def test_a_container_may_have_less_than_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    everything = memory.available_bytes()
-    assert everything > 0
-    monkeypatch.setattr(memory, "_number", {"memory.max": 1000, "memory.current": 400}.__getitem__)
-    monkeypatch.setattr(memory, "_LIMITS", {"memory.max": "memory.current"})
-    assert memory.available_bytes() == 600
-
-    def unlimited(name: str) -> int:
-        return int("max" if name == "memory.max" else "400")
-
-    monkeypatch.setattr(memory, "_number", unlimited)
-    assert memory.available_bytes() > 600
-
-
 # --- Kernels ----------------------------------------------------------------------------------------------------------
 
 

@@ -496,6 +496,18 @@ def test_exact_metrics_bold_all_that_share_the_best(sizes: tuple[int, ...], bold
     assert {name for name in names if "**" in cell(text, name, "KV cache ↓")} == bold
 
 
+def test_what_was_profiled_in_other_ways_is_not_compared(plain_text: Any) -> None:
+    """A file whose `profile` was changed, and a run of it that was interrupted: old cells stand beside new ones."""
+    sizes = {"baseline": 100, "a": 900, "b": 800}
+    for ways, bold in ((("x", "x", "x"), {"baseline"}), (("y", "x", "x"), set()), (("x", "x", None), {"baseline"})):
+        each = zip(sizes.items(), ways, strict=True)
+        rows = [trial(name, 0, 2.5, kv_cache_bytes_held=size, profile_id=way) for (name, size), way in each]
+        text = plain_text(results(rows))
+        assert {name for name in sizes if "**" in cell(text, name, "KV cache in memory ↓")} == bold
+        warned = "Not all trials were profiled in the same way (baseline; a, b)" in text.replace(" and ", ", ")
+        assert warned == (bold == set())
+
+
 def test_what_did_not_end_ok_does_not_compete(plain_text: Any) -> None:
     rows = [
         trial("baseline", 0, 2.5, kv_cache_bytes_per_token=512),
@@ -1081,7 +1093,8 @@ def test_nothing_above_zero_is_no_data(tmp_path: Path) -> None:
 def test_any_text_in_a_cell_is_shown_as_it_is(texts: list[str]) -> None:
     markdown = table([escape(each) for each in texts], [[escape(each) for each in texts]])
     (found,) = tables_of(f"before\n\n{markdown}\n\nafter")
-    expected = [" ".join(re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", each).split()) for each in texts]
+    control = r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+    expected = [" ".join(re.sub(control, " ", each).split()) for each in texts]
     assert found == [expected, expected]
 
 

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ablate import results
+from ablate import shelf
 from ablate.results import Store, load
 from ablate.schema import CURVES, SCHEMA_VERSION, TRIALS
-from ablate.tables import ResultsError
+from ablate.tables import ResultsError, write_table
 
 CURVE: dict[str, list[Any]] = {
     "step": [1, 2],
@@ -214,11 +214,11 @@ def test_bad_files_are_left_out_and_named(store: Store) -> None:
 def test_a_file_that_may_not_be_read_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.write_trial(row("a1"), CURVE, {})
 
-    def refuse(_path: Path) -> None:
+    def refuse(_path: Path) -> bytes:
         raise PermissionError(13, "Permission denied")
 
     # As root, who runs many a test, nothing is refused.
-    monkeypatch.setattr(pq, "ParquetFile", refuse)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
     assert "trials/a1.parquet: cannot be read: Permission denied" in store.load().skipped
 
 
@@ -247,8 +247,8 @@ def test_curves_of_another_attempt_are_not_shown_with_the_row(store: Store, monk
         written.append(path)
         write(path, table)
 
-    write = results.write_table
-    monkeypatch.setattr(results, "write_table", stop_before_the_row)
+    write = write_table
+    monkeypatch.setattr(shelf, "write_table", stop_before_the_row)
     with pytest.raises(KeyboardInterrupt):
         store.write_trial(row("a1", attempts=2), {**CURVE, "value": [9.0, 9.0]}, {})
     assert len(written) == 2
@@ -270,7 +270,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_rows(store: Store) -> None:
         "    calls += 1\n"
         "    if calls == int(sys.argv[2]): os.kill(os.getpid(), 9)\n"
         "os.fsync = kill\n"
-        "row = dict(trial_id='a1', variant='baseline', status='ok', val_loss=2.0)\n"
+        "row = dict(trial_id='a1', variant='baseline', seed=0, status='ok', val_loss=2.0)\n"
         "r.Store(Path(sys.argv[1])).write_trial(row, {}, {})\n"
     )
     # Each file is synced before and its folder after the rename: the fifth is the row's own.

@@ -66,8 +66,8 @@ class FakeChild:
     def is_alive(self) -> bool:
         return False
 
-    def overdue(self) -> bool:
-        return False
+    def too_late(self) -> str | None:
+        return None
 
     def listen(self) -> list[Any]:
         return []
@@ -157,7 +157,7 @@ def test_rounds_are_interleaved_with_the_baseline_at_both_ends(
     assert len(list((store.folder / "repeats").iterdir())) == 2, "a file a round"
     assert [label for _, _, label in watcher.heard[:4]] == ["baseline", "narrow", "deep", "baseline again"]
     assert watcher.heard[4] == (1, 2, "baseline 10.01 ms  narrow 5.01 ms  deep 20 ms  baseline again 10.01 ms")
-    assert not (store.folder / "running.json").exists()
+    assert list((store.folder / "leases").iterdir()) == []
 
 
 def test_a_variant_without_a_good_trial_is_not_timed(expand: Expand, tmp_path: Path, fakes: type[FakeChild]) -> None:
@@ -364,7 +364,7 @@ def test_what_never_ends_is_ended_after_the_time_of_a_trial(
         stops.append(outcome)
 
     monkeypatch.setattr(FakeChild, "is_alive", lambda self: not stops)
-    monkeypatch.setattr(FakeChild, "overdue", lambda self: True)
+    monkeypatch.setattr(FakeChild, "too_late", lambda self: "still running after 7 s")
     monkeypatch.setattr(FakeChild, "stop", stop, raising=False)
     monkeypatch.setattr(FakeChild, "limit", 7.0)
     experiment = expand(VARIANTS, "profile.repeats=1", "train.max_seconds=7")

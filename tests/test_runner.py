@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from ablate.child import Child, explain
 from ablate.cli import main
 from ablate.job import GateJob
 from ablate.results import Results, Store
+from ablate.runner import running_now
 from ablate.schema import CONDITIONS
 
 TINY = """
@@ -74,7 +76,7 @@ def processes() -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 120) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 300) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := condition():
@@ -84,16 +86,16 @@ def wait_for(condition: Callable[[], Any], seconds: float = 120) -> Any:
 
 
 def trial_process(run_pid: int, folder: Path, variant: str) -> psutil.Process | None:
-    """The process of the variant's trial once it trains: the newest descendant, found through its parent's own word."""
-    running = folder / "results/tiny/running.json"
-    try:
-        said = json.loads(running.read_text(encoding="utf-8"))["trials"]
-    except (OSError, ValueError):
+    """The process of the variant's trial once it has begun: the one that writes its log."""
+    store = Store(folder / "results/tiny")
+    if running_now(store) != [f"{variant} seed 0"]:
         return None
-    if said != [f"{variant} seed 0"]:
-        return None
-    children = psutil.Process(run_pid).children(recursive=True)
-    return max(children, key=lambda child: child.create_time()) if len(children) >= 3 else None
+    (held,) = (store.folder / "leases").glob("[!.]*.json")
+    for child in psutil.Process(run_pid).children(recursive=True):
+        with contextlib.suppress(OSError, psutil.Error):
+            if Path(f"/proc/{child.pid}/fd/1").resolve() == store.log_path(held.stem).resolve():
+                return child
+    return None
 
 
 def test_what_ends_badly_is_a_row_and_the_rest_is_complete(
@@ -270,6 +272,21 @@ def test_a_profile_alone_measures_steps_and_trains_nothing(tmp_path: Path) -> No
     assert "nothing to train" in run(tmp_path)[1]
 
 
+def test_a_training_that_is_added_has_no_aa_check_of_an_earlier_time(tmp_path: Path) -> None:
+    """It stood behind the few steps of the profile. What stands behind a training stays when a profile is added."""
+    write(tmp_path)
+    checked = {"aa_step_ratio_low": 0.9, "aa_step_ratio_high": 1.1}
+    assert run(tmp_path, "--only", "profile")[0] == 0
+    rewrite(tmp_path, **checked)
+    assert run(tmp_path)[0] == 0
+    (trained,) = ablate.load(tmp_path / "results/tiny").trials.to_dict("records")
+    assert all(pd.isna(trained[name]) for name in checked)
+    rewrite(tmp_path, **checked)
+    assert run(tmp_path, "--set", "profile.decode.new_tokens=3")[0] == 0
+    (again,) = ablate.load(tmp_path / "results/tiny").trials.to_dict("records")
+    assert {name: again[name] for name in checked} == checked
+
+
 def test_training_alone_has_no_profile_and_a_whole_run_adds_it(tmp_path: Path) -> None:
     write(tmp_path)
     assert run(tmp_path, "--only", "train")[0] == 0
@@ -299,25 +316,38 @@ def test_a_profile_alone_that_failed_is_repeated_only_when_asked(tmp_path: Path)
     assert rows(tmp_path)["attempts"].to_dict() == {"baseline": 2, "huge": 2}
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status", "to_all"),
+    [(signal.SIGINT, 130, False), (signal.SIGTERM, 143, False), (signal.SIGTERM, 143, True)],
+)
 def test_an_interrupted_run_says_so_and_goes_on_next_time(
-    tmp_path: Path, processes: list[subprocess.Popen[str]], number: signal.Signals, status: int
+    tmp_path: Path, processes: list[subprocess.Popen[str]], number: signal.Signals, status: int, to_all: bool
 ) -> None:
     write(tmp_path, "long: {train: {steps: 1000000}}", "gqa: {attention: {name: gqa, n_kv_heads: 1}}")
     process = start(tmp_path, "--workers", "1")
     processes.append(process)
     child = wait_for(lambda: trial_process(process.pid, tmp_path, "long"))
+    wait_for(lambda: psutil.Process(child.pid).cpu_times().user > 5)  # it trains by now
+    for each in psutil.Process(process.pid).children(recursive=True) if to_all else []:
+        each.send_signal(number)
     process.send_signal(number)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == status, output
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     assert rows(tmp_path)["status"].to_dict() == {"baseline": "ok", "long": "interrupted"}
+    cut = rows(tmp_path).loc["long"]
+    assert cut["reason"] == f"the run got {number.name}; stopped at step {cut['steps']}"
     assert (tmp_path / "reports/tiny/report.md").is_file()
-    assert not (tmp_path / "results/tiny/running.json").exists()
+    assert list((tmp_path / "results/tiny/leases").iterdir()) == []
 
     assert run(tmp_path, "--workers", "1", "--set", "train.max_seconds=5")[0] == 1
     assert rows(tmp_path)["status"].to_dict() == {"baseline": "ok", "long": "timeout", "gqa": "ok"}
     assert rows(tmp_path)["attempts"].to_dict() == {"baseline": 1, "long": 2, "gqa": 1}
+    results = ablate.load(tmp_path / "results/tiny")
+    steps = results.curves.query(f"trial_id == '{cut['trial_id']}' and split == 'train' and metric == 'loss'")["step"]
+    assert list(steps) == list(range(1, len(steps) + 1))
+    assert len(steps) > cut["steps"] > 0
+    assert [path.name for path in (tmp_path / "results/tiny/checkpoints").iterdir()] == [cut["trial_id"]]
 
 
 def test_fail_fast_starts_nothing_more(tmp_path: Path) -> None:

@@ -71,6 +71,9 @@ class Notes:
     def evaluation(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def pause(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def record(self, step: int, split: str, values: dict[str, float]) -> None:
         for metric, value in values.items():
             self.points.setdefault((split, metric), []).append((step, value))
@@ -101,6 +104,9 @@ def held_out_of(settings: VariantSettings) -> HeldOut:
 
 def batch_of(inputs: np.ndarray, targets: np.ndarray) -> Batch:
     return Batch({"input_ids": inputs}, targets)
+
+
+SHOWN = batch_of(np.zeros((1, 2)), np.zeros((1, 2)))
 
 
 def corpus_of(train_tokens: int, validation_tokens: int = 100) -> Corpus:
@@ -553,7 +559,7 @@ def test_the_step_is_exact_although_losses_are_read_later(metric: str, bad: str)
         if step == 4:
             values[metric] = torch.tensor(float(bad))
         assert trained.diverged_step is None
-        ledger.add(step, 0.1, values)
+        ledger.add(step, 0.1, values, SHOWN)
     assert trained.diverged_step == 4
     assert [step for step, _ in notes.points["train", "loss"]] == [1, 2, 3, 4]
     assert trained.last_finite_loss == pytest.approx(1 / 3 if metric == "loss" else 1 / 4)
@@ -606,9 +612,9 @@ def test_metrics_are_named_by_the_path_of_their_module() -> None:
 def test_any_measure_that_is_not_finite_is_divergence(measure: str, value: float) -> None:
     run, measures = Trained(), {name: torch.tensor(1.0) for name in ("loss", "aux_balance", "grad_norm")}
     ledger = Ledger(Notes(), run, read_every=1)
-    ledger.add(1, 0.1, measures)
+    ledger.add(1, 0.1, measures, SHOWN)
     assert run.diverged_step is None
-    ledger.add(2, 0.1, measures | {measure: torch.tensor(value)})
+    ledger.add(2, 0.1, measures | {measure: torch.tensor(value)}, SHOWN)
     assert run.diverged_step == 2
 
 

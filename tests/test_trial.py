@@ -487,8 +487,8 @@ def test_the_server_of_children_is_warm_before_the_first_trial_counts(monkeypatc
     monkeypatch.setattr(Run, "_begin", lambda self, task: order.append("begin"))
     run = Run.__new__(Run)
     run.running, run.resources, run.fail_fast, run.failed = {}, Resources("cpu", 1, 1), False, False
-    run.store = type("Nowhere", (), {"folder": Path("nowhere")})()
-    monkeypatch.setattr(Run, "_wait", lambda self: False)
+    run.put_off, run.waits_for = [], ""
+    monkeypatch.setattr(Run, "_wait", lambda self, _: False)
     monkeypatch.setattr(Run, "_repeat", lambda *_: order.append("repeat"))
     run.carry_out([object()], [])
     assert order == ["warm", "gates", "calibrate", "begin", "repeat"]

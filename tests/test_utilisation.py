@@ -274,6 +274,12 @@ def test_what_a_person_asks_for_is_shown_but_takes_no_calmer_one_s_place(loads: 
     assert calibrate.calibrated(CPU, anew=False)["other_load_cores"] == 0.0
 
 
+def test_a_gpu_s_peak_is_its_own_whatever_keeps_the_processor_busy() -> None:
+    busy = {"device": "cuda", "matmul": {"bf16": {"flops_per_second": 5.0}}, "other_load_cores": 9.0, "lacking": {}}
+    assert calibration.peaks_of(busy) == Peaks({"bf16": 5.0})
+    assert calibration.lacking(busy) == {}
+
+
 def test_nothing_is_held_against_what_was_measured_on_a_busy_machine() -> None:
     found = {"matmul": {"fp32": {"flops_per_second": 5.0}}, "copy_bytes_per_second": 3.0, "lacking": {"a": "b"}}
     assert calibration.peaks_of(found) == Peaks({"fp32": 5.0}, 3.0)
@@ -282,6 +288,8 @@ def test_nothing_is_held_against_what_was_measured_on_a_busy_machine() -> None:
     assert calibration.peaks_of(busy) == Peaks()
     assert set(calibration.lacking(busy)) == {"a", "mfu", "decode_bandwidth_share"}
     assert "1.5 cores" in calibration.lacking(busy)["mfu"]
+    assert calibration.peaks_of(busy | {"cpus": 64, "threads": 60}) == Peaks({"fp32": 5.0}, 3.0), "four are spare"
+    assert calibration.peaks_of(busy | {"cpus": 4, "threads": 4}) == Peaks()
 
 
 WRONG = ("fast", -5, 0, math.nan, math.inf)

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 import numpy as np
+import psutil
 from pydantic import Field
 
 from ablate.choice import Real, SettingsError
@@ -37,6 +38,8 @@ from ablate.data import Corpus, DataChoice, fingerprint
 
 SEPARATOR = b"\0"
 SMALLEST_SPLIT = 2  # one token to read, one to predict
+COPIES = 4
+"""The text is in memory so many times on its way: as read, as checked, joined, and split."""
 HERE = Path(__file__).parent
 
 
@@ -56,7 +59,8 @@ class Config(DataChoice):
         if self.path is None:
             return _shakespeare(self.validation_fraction)
         root = Path(os.path.expanduser(self.path))  # noqa: PTH111 (pathlib's raises where there is no such user)
-        return _corpus(f"text of {root.resolve().name!r}", _read(root), self.validation_fraction)
+        documents = _read(root)
+        return _corpus(f"text of {root.resolve().name!r}", documents, self.validation_fraction)
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,7 @@ def _documents(root: Path) -> list[Document]:
         return _below(root)
     if not root.is_file():
         _refuse(f"{str(root)!r} is neither a file nor a folder", "give a text file, or a folder of them")
+    _check_fits(root, [root])
     document = _document(root, root.name)
     if not document.content:
         _refuse(f"{str(root)!r} is empty", "give a file with text")
@@ -189,6 +194,7 @@ def _below(folder: Path) -> list[Document]:
             f"no files in the folder {str(folder)!r}",
             "put text files there (hidden files and symbolic links do not count)",
         )
+    _check_fits(folder, files.values())
     first_of: dict[bytes, Document] = {}
     for name in sorted(files):
         document = _document(files[name], name)
@@ -197,6 +203,14 @@ def _below(folder: Path) -> list[Document]:
     if not documents:
         _refuse(f"every file in the folder {str(folder)!r} is empty", "put text there")
     return documents
+
+
+def _check_fits(root: Path, files: Iterable[Path]) -> None:
+    """Before anything is read: what does not fit would end the program, and others with it."""
+    size, free = sum(path.stat().st_size for path in files), int(psutil.virtual_memory().available)
+    if COPIES * size > free:
+        message = f"{str(root)!r} holds {size:,} bytes: to read it takes {COPIES} times as much memory, and {free:,}"
+        _refuse(f"{message} bytes are free", "give less text")
 
 
 def _files(folder: Path) -> Iterable[Path]:

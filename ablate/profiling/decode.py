@@ -30,6 +30,7 @@ from ablate.objectives import special_token
 from ablate.profiling import bandwidth, paths
 from ablate.profiling.clock import Clock, series, spread
 from ablate.profiling.live import LiveBytes
+from ablate.pulse import beat
 from ablate.settings import DecodeSettings, ModelSettings, ProfileSettings, VariantSettings
 
 TOLERANCE = 1e-4
@@ -103,11 +104,13 @@ class Writer:
 
     def read(self) -> Tensor:
         """Logits `(B, …, vocab_size)` of the prompt, or of the start token after it."""
+        beat()
         logits: Tensor = self.model(**self.given, cache=self.cache)
         return logits
 
     def write(self, token: Tensor) -> Tensor:
         """Logits `(B, 1, vocab_size)` after one more token `(B, 1)`."""
+        beat()
         logits: Tensor = self.model(**self.given | {self.writes_to: token}, cache=self.cache)
         return logits
 

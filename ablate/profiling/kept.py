@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ablate.files import write_json
+from ablate.sealed import read_sealed, write_sealed
 
 Kind = Literal["calibration", "aa"]
 
@@ -61,11 +61,20 @@ _SHAPES: dict[Kind, type[_Kept]] = {"calibration": _Calibration, "aa": _Check}
 CALM = 0.5
 """Fewer cores that are busy with other programs do not count."""
 
+SPARE = 0.5
+"""Nor do they as long as so large a share of the cores that were not asked for stays free."""
+
 
 def disturbance(found: dict[str, Any]) -> float:
-    """The cores that other programs kept busy while it was measured; 0 where they do not count, or nobody tells."""
+    """The cores that other programs kept busy while it was measured; 0 where they do not count, or nobody tells.
+
+    A GPU's queue is filled well ahead, whatever keeps the processor busy.
+    """
+    if found.get("device") == "cuda":
+        return 0.0
     others = found.get("other_load_cores") or 0.0
-    return others if others >= CALM else 0.0
+    spare = (found.get("cpus") or 0) - (found.get("threads") or 0)
+    return others if others >= max(CALM, SPARE * spare) else 0.0
 
 
 def folder() -> Path:
@@ -78,17 +87,17 @@ def folder() -> Path:
 def read(kind: Kind, what: dict[str, Any]) -> dict[str, Any] | None:
     """What is kept of this kind for a machine with this identity; None where nothing is that makes sense."""
     try:
-        known = json.loads(_file(kind, what).read_text(encoding="utf-8"))
+        known = read_sealed(_file(kind, what))
         _SHAPES[kind].model_validate(known)
         return known if all(known[key] == value for key, value in what.items()) else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, ValidationError):
+    except (OSError, ValueError, KeyError, TypeError, ValidationError):
         return None
 
 
 def write(kind: Kind, what: dict[str, Any], found: dict[str, Any]) -> None:
     """Keep it, whole or not at all; in a home that cannot be written it is measured again the next time."""
     with contextlib.suppress(OSError):
-        write_json(_file(kind, what), found)
+        write_sealed(_file(kind, what), found)
 
 
 def _file(kind: Kind, what: dict[str, Any]) -> Path:

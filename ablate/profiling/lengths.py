@@ -23,6 +23,7 @@ from ablate.model import Transformer
 from ablate.objectives import Batch
 from ablate.profiling.clock import Clock, series
 from ablate.profiling.live import LiveBytes, aside
+from ablate.pulse import beat
 from ablate.settings import TrainSettings
 from ablate.train import Learner, cross_entropy, device_of, forward, pieces
 
@@ -64,6 +65,7 @@ def profile(
 
 
 def _round(learner: Learner, reader: Transformer, batch: Batch, clock: Clock) -> Round:
+    beat()
     model = learner.model
     inputs, targets = next(pieces(batch, 1, device_of(model)))
     training_pass = partial(_training_pass, learner, inputs, targets, max(1, batch.n_targets))

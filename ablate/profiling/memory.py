@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
+
+from ablate.machine import available_bytes
 
 
 def reset_peak_rss() -> None:
@@ -82,6 +83,12 @@ def implausible(columns: Mapping[str, Any]) -> Iterator[str]:
 # --- A limit ----------------------------------------------------------------------------------------------------------
 
 
+def confine(device: torch.device, at_most: int | None) -> None:
+    """The limit of a trial. Of a GPU it may take all where nothing is said: the driver itself keeps others' apart."""
+    if device.type == "cpu" or at_most is not None:
+        limit(device, at_most)
+
+
 def limit(device: torch.device, at_most: int | None) -> int | None:
     """Let running out of the device's memory raise in this process, at `at_most` so many bytes more than it has.
 
@@ -116,28 +123,3 @@ def limit_to_available(at_most: int | None = None) -> int | None:
     allowed = min([used + left, *limits])
     resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
     return allowed - used
-
-
-def available_bytes() -> int:
-    """Memory that may still be taken: what the machine has left, or less where a container allows less."""
-    return min([int(psutil.virtual_memory().available), *_left_in_container()])
-
-
-_LIMITS = {
-    "memory.max": "memory.current",
-    "memory/memory.limit_in_bytes": "memory/memory.usage_in_bytes",
-}
-"""The files in which a container's limit stands, and its use, in the two forms that Linux has had."""
-
-
-def _left_in_container() -> list[int]:
-    left = []
-    for limit, usage in _LIMITS.items():
-        # No such file, or no limit, which is the word "max".
-        with contextlib.suppress(OSError, ValueError):
-            left.append(max(0, _number(limit) - _number(usage)))
-    return left
-
-
-def _number(name: str) -> int:
-    return int((Path("/sys/fs/cgroup") / name).read_text(encoding="ascii"))

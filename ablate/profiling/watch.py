@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ablate import pulse
 from ablate.profiling import memory
 from ablate.profiling.clock import (
     StepTimer,
@@ -49,9 +50,7 @@ class Watch:
         meter: EnergyMeter | None = None,
     ) -> None:
         self.recipe, self.device, self.begin, self.phase, self.points = recipe, device, begin, phase, points
-        self.warmup = warmup_steps(recipe.n_steps)
-        self.timer = StepTimer(self.warmup, clock_for(device), self._warm)
-        self.part = self.timer.part
+        self.go_on(0)
         self.startup_seconds: float | None = None
         self.eval_seconds = 0.0
         self.surroundings = Surroundings(device)
@@ -61,6 +60,13 @@ class Watch:
         self._read_at = 0.0
         self._facts: dict[str, float] = {}
 
+    def go_on(self, done: int) -> None:
+        """So many steps were made before, by another process: all that is measured is of those to come."""
+        self.warmup = warmup_steps(self.recipe.n_steps - done)
+        self.first = done + self.warmup + 1
+        self.timer = StepTimer(self.warmup, clock_for(self.device), self._warm)
+        self.part = self.timer.part
+
     @contextmanager
     def step(self) -> Iterator[None]:
         """Around the work of one step."""
@@ -69,6 +75,7 @@ class Watch:
         with self.timer.step():
             yield
         self.surroundings.sample()
+        pulse.beat()
         if self._joules is not None and time.monotonic() - self._read_at > READ_EVERY_SECONDS:
             self._energy()
 
@@ -76,16 +83,23 @@ class Watch:
     def evaluation(self) -> Iterator[None]:
         """Around one evaluation; it reads its result, so it has ended when it returns."""
         self.phase("evaluate")
+        with self.pause():
+            begin = time.perf_counter()
+            yield
+            self.eval_seconds += time.perf_counter() - begin
+        self.phase("train")
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Around what is no part of training: its time and its energy are in none of the figures."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # steps that are still in its queue are not of it
         with self.timer.pause():
-            begin, before = time.perf_counter(), self._energy()
+            before = self._energy()
             yield
-            self.eval_seconds += time.perf_counter() - begin
             if self._joules is not None:
                 after = self._energy()
                 self._joules = None if before is None or after is None else self._joules + after - before
-        self.phase("train")
 
     def record(self, step: int, split: str, values: dict[str, float]) -> None:
         """Points of the curves."""
@@ -115,7 +129,7 @@ class Watch:
         Steps and their parts have the number of the step, windows their own.
         """
         seconds = self.timer.seconds()
-        found = [row for part, each in seconds.items() for row in series(f"{part}_seconds", each, self.warmup + 1)]
+        found = [row for part, each in seconds.items() for row in series(f"{part}_seconds", each, self.first)]
         if whole := self.timer.whole_seconds():
             found += series("window_tokens_per_second", windows(whole, self.recipe.batch_tokens))
         return [*found, *({"metric": name, "value": value} for name, value in self._facts.items())]

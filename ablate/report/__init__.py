@@ -99,4 +99,4 @@ def _remove_stale_plots(folder: Path, current: set[str]) -> None:
     if folder.is_dir():
         for path in folder.iterdir():
             if _OWN_PLOT.fullmatch(path.name) and path.name not in current:
-                path.unlink()
+                path.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ablate.metrics import METRICS, Metric
-from ablate.report.evidence import NOT_FINISHED, Evidence, Variant, without_training
+from ablate.report.evidence import NOT_FINISHED, Evidence, Variant, profiles_of, without_training
 from ablate.report.text import (
     DOES_NOT_APPLY,
     NOT_MEASURED,
@@ -16,6 +16,7 @@ from ablate.report.text import (
     number,
     table,
 )
+from ablate.schema import PROFILED
 from ablate.stats import Difference, summarize
 
 LOSS = METRICS["val_loss"]
@@ -99,6 +100,8 @@ def comparisons(evidence: Evidence) -> list[Comparison]:
 def best(variants: Sequence[Variant], metric: Metric) -> set[str]:
     """The names whose value is bold: those that are best beyond doubt in the metric's stated direction."""
     if metric.direction is None or any(each.is_withheld(metric) for each in variants if each.competes):
+        return set()
+    if metric.column in PROFILED and len(profiles_of(variants)) > 1:
         return set()
     return _clear_winner(variants, metric) if metric.noisy else _exact_best(variants, metric)
 

@@ -11,7 +11,15 @@ from ablate.interleaved import Rounds
 from ablate.metrics import METRICS, TIMED, Timing
 from ablate.report import executed
 from ablate.report.comparison import LOSS
-from ablate.report.evidence import ONLY_PROFILED, Evidence, Row, Variant, aa_of_machine, without_training
+from ablate.report.evidence import (
+    ONLY_PROFILED,
+    Evidence,
+    Row,
+    Variant,
+    aa_of_machine,
+    profiles_of,
+    without_training,
+)
 from ablate.report.text import count_of, escape, list_of, plain, significant, text_table
 from ablate.stats import MOST_HIDDEN, MOST_REPEATS, finite, repeats_needed
 
@@ -171,6 +179,7 @@ def _cautions(evidence: Evidence) -> Iterator[str]:
     yield from _corpus_passes(evidence)
     yield from _unlike_company(evidence)
     yield from _profiled_otherwise(evidence)
+    yield from _profiled_in_other_ways(evidence)
     yield from _held_back(evidence)
     yield from _busy_machine(evidence)
     yield from _beyond_the_peak(evidence)
@@ -261,6 +270,17 @@ def _profiled_otherwise(evidence: Evidence) -> Iterator[str]:
         yield (
             f"Prefill and decoding of {list_of(list(names))} were measured with another {label} than training: "
             "do not set them side by side."
+        )
+
+
+def _profiled_in_other_ways(evidence: Evidence) -> Iterator[str]:
+    """Profiles of other batches, contexts or lengths than others: those of a file that was changed since."""
+    found = profiles_of(evidence.variants)
+    if len(found) > 1:
+        ways = "; ".join(list_of(names, 4) for names in found.values())
+        yield (
+            f"Not all trials were profiled in the same way ({ways}), so that prefill, decoding, the measured cache and "
+            "the largest steps do not compare: `profile` has changed since, and the next `run` measures the rest."
         )
 
 

@@ -194,6 +194,16 @@ def evidence_of(results: Results) -> Evidence:
     return Evidence(results, variants, _loss_curves(results.curves), profiles, rounds)
 
 
+def profiles_of(variants: Sequence[Variant]) -> dict[str, list[str]]:
+    """The variants that were profiled in one way, for each way that `profile` has asked for; one, where all is well."""
+    found: dict[str, dict[str, None]] = {}
+    for variant in variants:
+        for row in variant.rows:
+            if row.get("status") == "ok" and row.get("profile_id") is not None:
+                found.setdefault(str(row["profile_id"]), {})[variant.name] = None
+    return {profile_id: list(names) for profile_id, names in found.items()}
+
+
 def _loss_curves(curves: pd.DataFrame) -> dict[str, list[tuple[float, float | None]]]:
     if curves.empty:
         return {}

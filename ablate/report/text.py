@@ -13,7 +13,9 @@ from ablate.stats import Difference, Ratio, Summary, finite
 NOT_MEASURED = "n/a"
 DOES_NOT_APPLY = "—"
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\s]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\s]+")
+# What begins an address becomes a link by itself, and nobody has said where it leads.
+_ADDRESS = re.compile(r"(?<=[A-Za-z]):(?=//)|(?<=www)\.", re.IGNORECASE)
 # Within a word GFM takes an underscore as it is, so `post_norm` stays greppable in the file.
 _SPECIAL = re.compile(r"[&<>\\|`*\[\]~$#]|(?<![^\W_])_|_(?![^\W_])")
 # Parsers disagree on what a backslash before an escaped pipe means; an entity leaves no question.
@@ -21,14 +23,15 @@ _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\\": "&#92;"}
 
 
 def plain(value: object) -> str:
-    """`value` on one line, without control characters and lone surrogates."""
+    """`value` on one line, without control characters, lone surrogates and what turns the direction of writing."""
     text = str(value).encode("utf-8", "replace").decode("utf-8")
     return _CONTROL.sub(" ", text).strip()
 
 
 def escape(value: object) -> str:
     """`value` as Markdown text that shows exactly that, in a table cell or outside one."""
-    return _SPECIAL.sub(lambda match: _ENTITIES.get(match.group(), "\\" + match.group()), plain(value))
+    text = _SPECIAL.sub(lambda match: _ENTITIES.get(match.group(), "\\" + match.group()), plain(value))
+    return _ADDRESS.sub(lambda match: f"&#{ord(match.group())};", text)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -4,13 +4,14 @@ from ablate.settings.layer import CROSS, LAYER_SLOTS, LayerRule, LayerSettings
 from ablate.settings.model import Dropout, EncoderSettings, HeadSettings, ModelSettings
 from ablate.settings.profile import DecodeSettings, ProfileSettings
 from ablate.settings.reading import VariantSettings, typed
-from ablate.settings.recipe import OptimizerSettings, TrainSettings
+from ablate.settings.recipe import OF_NO_NUMBER, OptimizerSettings, TrainSettings
 from ablate.settings.resolution import resolved
 from ablate.settings.stack import StackSettings
 
 __all__ = [
     "CROSS",
     "LAYER_SLOTS",
+    "OF_NO_NUMBER",
     "DecodeSettings",
     "Dropout",
     "EncoderSettings",

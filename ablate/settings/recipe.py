@@ -26,6 +26,10 @@ class OptimizerSettings(Settings):
         return where_meant(self, betas=adaptive, eps=adaptive, momentum=not adaptive)
 
 
+OF_NO_NUMBER = ("max_seconds", "checkpoint_every", "keep_checkpoints")
+"""Settings that determine no number of a training: no part of its identity, and the same for all variants."""
+
+
 def _named(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value
 
@@ -54,6 +58,10 @@ class TrainSettings(Settings):
     compile: bool = Field(False, description="training steps run through torch.compile; all else runs as it is written")
     deterministic: bool = Field(False, description="refuse operators whose result varies from run to run")
     max_seconds: Real | None = Field(None, gt=0, description="the trial is ended as `timeout` after this")
+    checkpoint_every: Count | None = Field(
+        None, description="steps between checkpoints; about a minute of training unless given"
+    )
+    keep_checkpoints: bool = Field(False, description="the last two stay when the trial has ended")
 
     @property
     def length(self) -> int:

@@ -1,0 +1,135 @@
+"""What a command line asks for, and what that is: an experiment, checked whole, or what is stored of one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ablate import document
+from ablate.choice import Faults, SettingsError
+from ablate.inside import folder_of
+from ablate.mlflow_view import LOCAL_URL, comparison_links
+from ablate.results import Results, Store, load
+from ablate.tables import ResultsError
+
+if TYPE_CHECKING:
+    from ablate.experiment import Experiment
+    from ablate.machine import Resources
+    from ablate.plan import VariantPlan
+
+_TAKEN = re.compile(r"mlflow\.db.*|mlartifacts|.*\.(db|lock)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a command line asks for, with the defaults of `run`."""
+
+    file: str
+    results: Path = Path("results")
+    reports: Path = Path("reports")
+    sets: tuple[str, ...] = ()
+    device: str = "auto"
+    workers: int | None = None
+    memory: int | None = None
+    max_trials: int = 1000
+    retry_failed: bool = False
+    fail_fast: bool = False
+    only: str | None = None
+
+    def command(self) -> str:
+        """The command that runs this again, as one would type it."""
+        here = os.path.relpath(self.file) if Path(self.file).resolve().is_relative_to(Path.cwd()) else None
+        parts = ["python", "-m", "ablate", "run", here or Path(self.file).name]  # where a home is, is nobody's business
+        for change in self.sets:
+            parts += ["--set", change]
+        return shlex.join(parts)
+
+    def syncing(self) -> str:
+        """The command that brings MLflow up to date with it."""
+        parts = ["python", "-m", "ablate", "sync", self.file]
+        for option, folder in (("--results", self.results), ("--reports", self.reports)):
+            parts += [option, str(folder)] if folder != Path(option.removeprefix("--")) else []
+        return shlex.join(parts)
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """What a user's own code prints is no result: it goes to standard error."""
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+@aside()
+def read(wanted: Wanted) -> Experiment:
+    """The experiment, every variant checked; in a child first where code of the user's own is part of it.
+
+    Raises `FileFaults`.
+    """
+    from ablate import experiment, gatekeeper, plan
+    from ablate.variant import of_own_code, own_code
+
+    found = experiment.read(wanted.file, wanted.sets)
+    _check_free(found, document.experiment_name(found))
+    fatal = gatekeeper.rehearse(found, wanted.sets, wanted.max_trials) if any(own_code(found.data)) else {}
+    whole = experiment.Experiment.of(found, wanted.max_trials)
+    own = of_own_code(whole.variants)
+    return plan.checked(whole, {variant.name: fault for kind, fault in fatal.items() for variant in own[kind]})
+
+
+def report(results: Results, reports: Path) -> Path:
+    """Write the report from what is stored. Returns the path of `report.md`."""
+    from ablate.report import write_report
+
+    mirrored = Store(results.folder).mlflow()
+    links = comparison_links(LOCAL_URL, mirrored) if mirrored else {}
+    return write_report(results, folder_of(reports, results.folder.resolve().name, "plots"), links)
+
+
+def stored(target: str, results: Path) -> Results:
+    """The results of an experiment file, or of a folder of results. Raises `FileFaults`."""
+    folder = Path(target) if Path(target).is_dir() else results / name_of(target)
+    try:
+        return load(folder)
+    except ResultsError as error:
+        raise document.FileFaults([f"{error}\n  {NO_RESULTS}"]) from None
+
+
+NO_RESULTS = "run the experiment first, or give its folder of results"
+
+
+def name_of(file: str) -> str:
+    """An experiment's name, read from its file without checking the rest. Raises `FileFaults`."""
+    found = document.read(file)
+    name = document.experiment_name(found)
+    _check_free(found, name)
+    return name
+
+
+def _check_free(found: document.Document, name: str) -> None:
+    """Beside the experiments' folders stands what MLflow keeps, and locks."""
+    if _TAKEN.fullmatch(name):
+        fault = SettingsError(
+            ("name",), f"'{name}' is kept for what stands beside it in results", "choose another name"
+        )
+        raise document.told(found, Faults([fault]))
+
+
+def resources_for(wanted: Wanted, plans: Sequence[VariantPlan]) -> Resources:
+    """What of the machine the trials have."""
+    from ablate import machine
+
+    return machine.share(
+        wanted.device, wanted.workers, max(each.predicted_memory_bytes for each in plans), wanted.memory
+    )
+
+
+def many(number: int, word: str) -> str:
+    """`1 seed`, `2 seeds`."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"

@@ -1,0 +1,1 @@
+"""What `tools/fuzz.py` is made of: files to start from, what is done to them, and what must come of that."""
