@@ -27,7 +27,7 @@ def a_child_takes_memory(bench: Bench) -> Iterable[Case]:
     command = [sys.executable, "-m", "ablate", "run", "--help"]
     if "--memory" not in subprocess.run(command, capture_output=True, text=True, check=False).stdout:
         raise Skipped("there is no --memory yet")
-    for name in ("gates", "training"):
+    for name in ("training", "profile", "timing"):
         given = at(MOMENTS[name], allocate=True)
         yield Case(name, (1,), given, arguments=("--memory", "1.5G"), again=("--retry-failed",), steps_again=None)
 
