@@ -23,11 +23,10 @@ from typing import Any
 import psutil
 from compare_results import differences
 
-from ablate import commands
-from ablate.document import FileFaults
+from ablate import asked
 from ablate.results import Results, Store, load
-from ablate.settings import TrainSettings
 from ablate.tables import ResultsError
+from ablate.verify import verify
 from faulting import trap
 
 NAME = "faults"
@@ -39,11 +38,10 @@ question: What is lost?
 baseline: {{d_model: 16, n_layers: 1, n_heads: 2, max_seq_len: 16, dropout: 0.1}}
 variants: {{mqa: {{attention: mqa}}}}
 data: {{name: cycle, period: 8}}
-train: {{steps: {STEPS}, batch_tokens: 32, seq_len: 8, eval_every: 4, eval_tokens: 64, threads: 1}}
+train: {{steps: {STEPS}, batch_tokens: 32, seq_len: 8, eval_every: 4, eval_tokens: 64, checkpoint_every: {EVERY}, threads: 1}}
 profile: {{decode: {{context: [8], new_tokens: 4}}, repeats: 1}}
 """
 
-CHECKPOINTS = "checkpoint_every" in TrainSettings.model_fields
 OFF = {"MLFLOW_TRACKING_URI": "file:off"}
 """No mirror: it is half of the time of so small a run."""
 
@@ -172,7 +170,7 @@ class Bench:
         (folder / "site").mkdir(parents=True)
         shutil.copy(str(trap.__file__), folder / "site/sitecustomize.py")
         self.file = folder / f"{NAME}.yaml"
-        self.file.write_text(EXPERIMENT.replace("threads", _CHECKPOINTED + "threads"), encoding="utf-8")
+        self.file.write_text(EXPERIMENT, encoding="utf-8")
 
     # --- Runs
 
@@ -354,7 +352,7 @@ class Bench:
     def _done_twice(self, case: Case, steps: int) -> list[str]:
         """Steps beyond those that are needed, where checkpoints should have spared them."""
         twice = steps - self.undisturbed.steps
-        too_many = CHECKPOINTS and not case.start and case.steps_again is not None and twice > case.steps_again
+        too_many = not case.start and case.steps_again is not None and twice > case.steps_again
         return [f"{twice} training steps were done twice"] if too_many else []
 
     def _unreadable(self, home: Home) -> list[str]:
@@ -363,7 +361,7 @@ class Bench:
             return []
         try:
             with _drawing:
-                commands.report(Store(home.store).load(), home.folder / "looked")
+                asked.report(Store(home.store).load(), home.folder / "looked")
         except Exception as error:  # whatever it is, it is to be told
             return [f"no report can be written: {type(error).__name__}: {error}"]
         return []
@@ -380,9 +378,6 @@ class Bench:
         """Each operation on each sort of file, once, in the order in which they come first."""
         found = ((each["operation"], each["role"]) for each in self.undisturbed.notes if each["kind"] == kind)
         return [each for each in dict.fromkeys(found) if each[0] in trap.DISK and re.fullmatch(only, each[1])]
-
-
-_CHECKPOINTED = f"checkpoint_every: {EVERY}, " if CHECKPOINTS else ""
 
 
 # --- What is looked at ------------------------------------------------------------------------------------------------
@@ -447,15 +442,8 @@ def _left_over(home: Home) -> list[str]:
 
 
 def _not_content(home: Home) -> list[str]:
-    """What `ablate results verify` has to say, where there is one."""
-    verify = getattr(commands, "verify", None)
-    if verify is None:
-        return []
-    try:
-        facts = verify(str(home.store), home.results)
-    except FileFaults as faults:
-        return [f"verify: {faults}"]
-    return [f"verify: {each['file']}: {each['fault']}" for each in facts["faults"]]
+    """What `ablate results verify` has to say."""
+    return [f"verify: {each['file']}: {each['fault']}" for each in verify(Store(home.store))["faults"]]
 
 
 def mirror_faults(database: Path, trials: Sequence[str], experiment: str = NAME) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from faulting.bench import CHECKPOINTS, Bench, Case, Home, Skipped
+from faulting.bench import Bench, Case, Home, Skipped
 from faulting.catalogue import at, fault, moment
 
 DAMAGE: dict[str, Callable[[Path], None]] = {
@@ -105,8 +105,6 @@ def _allowed(folder: str, mode: int, home: Home) -> None:
 @fault
 def a_damaged_checkpoint(bench: Bench) -> Iterable[Case]:
     """The newest checkpoint of a trial that was killed: the one before it is used, or none."""
-    if not CHECKPOINTS:
-        raise Skipped("there are no checkpoints yet")
     start = bench.state("killed", at(moment("Job", "step", nth=9), signal=9, to=("parent",)))
     bench.undisturbed  # noqa: B018
     for damage in DAMAGE:

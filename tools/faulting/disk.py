@@ -6,7 +6,7 @@ import errno
 import subprocess
 from collections.abc import Iterable, Iterator
 
-from faulting.bench import CHECKPOINTS, EVERY, Bench, Case, Home, Skipped
+from faulting.bench import EVERY, Bench, Case, Home, Skipped
 from faulting.catalogue import at, fault, literally, moment, some
 
 _KILOBYTES = (100, 400, 1000, 1800)
@@ -68,8 +68,6 @@ def disk_full_for_logs(bench: Bench) -> Iterable[Case]:
 @fault
 def disk_full_for_checkpoints(bench: Bench) -> Iterable[Case]:
     """ENOSPC and EIO where a child writes a checkpoint, once: the training goes on."""
-    if not CHECKPOINTS:
-        raise Skipped("there are no checkpoints yet")
     for number in (errno.ENOSPC, errno.EIO):
         for operation, role in bench.writes("Job", ".*/checkpoints/.*"):
             given = at(moment("Job", operation, literally(role)), errno=number)

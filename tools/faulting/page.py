@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 
 from ablate import machine
-from ablate.commands import many
-from faulting.bench import CHECKPOINTS, EVERY, STEPS, Ended, Seen
+from ablate.asked import many
+from faulting.bench import EVERY, STEPS, Ended, Seen
 from faulting.catalogue import Fault
 
 _WORDS = 110
@@ -62,16 +62,15 @@ def page(rows: Sequence[Row], undisturbed: Ended | None, left: int) -> str:
     seen = [each for row in rows for each in row.seen]
     bad = sum(len(row.bad) for row in rows)
     seconds = "" if undisturbed is None else f" ({undisturbed.seconds:.0f} s undisturbed)"
-    again = f"at most {EVERY} of {STEPS} training steps were done twice" if CHECKPOINTS else "there are no checkpoints"
     lines = [
         "# Faults, one at a time",
         f"{_where()}. Written by `python tools/faults.py`.",
         f"A tiny experiment{seconds} is run by the command line with one fault in it. Then the same command is given "
-        "again without the fault (`--retry-failed` where a trial has failed; then `sync` where MLflow is in use), and the "
-        "store must equal that of an "
-        "undisturbed run in every column except times, speeds, memory and attempts, and in every point of the curves; "
+        "again without the fault (`--retry-failed` where a trial has failed; then `sync` where MLflow is in use), and "
+        "the store must equal that of an undisturbed run in every column except times, speeds, memory and attempts, and in every point of the curves; "
         "nothing may be left over, no process outlive its run, no output hold a traceback, and a report be possible "
-        f"at any moment. Where a trial is interrupted or the parent killed, {again}.",
+        f"at any moment. Where a trial is interrupted or the parent killed, at most {EVERY} of {STEPS} training steps may "
+        "be done twice.",
         f"**{len(seen) - bad} of {many(len(seen), 'moment')} of {many(len(rows), 'fault')}: nothing lost, and all as "
         "expected.**" + (f" Still to come: {many(left, 'fault')}." if left else ""),
         "\n".join(_table(rows)),

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from faulting.bench import EVERY, STEPS, Bench, Case, Home
@@ -95,14 +94,11 @@ def SIGSTOP_of_a_child_for_ever(bench: Bench) -> Iterable[Case]:
     """It is taken to hang, and ended; `--retry-failed` does it again."""
     for name in ("gates", "training"):
         given = {**at(MOMENTS[name], signal=int(signal.SIGSTOP), to=("self",)), "set": SHORT}
-        yield Case(name, (1,), given, arguments=HANGS, again=("--retry-failed",), steps_again=None)
+        yield Case(name, (1,), given, again=("--retry-failed",), steps_again=None)
 
 
 SHORT = {"ablate.pulse.QUIET_SECONDS": 5.0, "ablate.gatekeeper.LIMIT_SECONDS": 30.0}
-"""What waits for minutes waits for seconds, where there is such a wait."""
-
-HANGS = () if (Path(__file__).parents[2] / "ablate/pulse.py").exists() else ("--set", "train.max_seconds=20")
-"""Without a watchdog only the file's own limit ends what hangs."""
+"""What waits for minutes waits for seconds."""
 
 
 def _continued(home: Home, running: subprocess.Popen[bytes]) -> None:
