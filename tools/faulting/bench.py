@@ -38,7 +38,8 @@ question: What is lost?
 baseline: {{d_model: 16, n_layers: 1, n_heads: 2, max_seq_len: 16, dropout: 0.1}}
 variants: {{mqa: {{attention: mqa}}}}
 data: {{name: cycle, period: 8}}
-train: {{steps: {STEPS}, batch_tokens: 32, seq_len: 8, eval_every: 4, eval_tokens: 64, checkpoint_every: {EVERY}, threads: 1}}
+train: {{steps: {STEPS}, batch_tokens: 32, seq_len: 8, eval_every: 4, eval_tokens: 64, threads: 1,
+  checkpoint_every: {EVERY}}}
 profile: {{decode: {{context: [8], new_tokens: 4}}, repeats: 1}}
 """
 

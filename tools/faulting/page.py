@@ -67,10 +67,10 @@ def page(rows: Sequence[Row], undisturbed: Ended | None, left: int) -> str:
         f"{_where()}. Written by `python tools/faults.py`.",
         f"A tiny experiment{seconds} is run by the command line with one fault in it. Then the same command is given "
         "again without the fault (`--retry-failed` where a trial has failed; then `sync` where MLflow is in use), and "
-        "the store must equal that of an undisturbed run in every column except times, speeds, memory and attempts, and in every point of the curves; "
-        "nothing may be left over, no process outlive its run, no output hold a traceback, and a report be possible "
-        f"at any moment. Where a trial is interrupted or the parent killed, at most {EVERY} of {STEPS} training steps may "
-        "be done twice.",
+        "the store must equal that of an undisturbed run in every column except times, speeds, memory and attempts, "
+        "and in every point of the curves; nothing may be left over, no process outlive its run, no output hold a "
+        "traceback, and a report be possible at any moment. Where a trial is interrupted or the parent killed, at most "
+        f"{EVERY} of {STEPS} training steps may be done twice.",
         f"**{len(seen) - bad} of {many(len(seen), 'moment')} of {many(len(rows), 'fault')}: nothing lost, and all as "
         "expected.**" + (f" Still to come: {many(left, 'fault')}." if left else ""),
         "\n".join(_table(rows)),
