@@ -113,16 +113,20 @@ def test_without_a_moment_nothing_is_changed(trapped: Trapped, tmp_path: Path) -
     ]
 
 
-def test_the_clock_jumps_and_seconds_go_on(trapped: Trapped) -> None:
+def test_the_clock_jumps_and_seconds_go_on(trapped: Trapped, tmp_path: Path) -> None:
+    (tmp_path / "site/ablate").mkdir()
+    (tmp_path / "site/ablate/__init__.py").touch()
+    (tmp_path / "site/ablate/clock.py").write_text("from datetime import datetime\n")
     lines = """
+from ablate import clock
 before = time.time(), datetime.datetime.now(datetime.UTC), time.monotonic()
 (root / "a").write_text("x")
-now = datetime.datetime.now(datetime.UTC)
+now = clock.datetime.now(datetime.UTC)
 print(round((time.time() - before[0]) / 3600), round((now - before[1]).total_seconds() / 3600))
-print(time.monotonic() - before[2] < 600, isinstance(now, datetime.datetime))
+print(time.monotonic() - before[2] < 600, isinstance(now, clock.datetime), isinstance(5, clock.datetime))
 """
     done = trapped(lines, **at(moment("parent", "open", "root/a"), clock=5 * 3600.0))
-    assert done.stdout.split() == ["5", "5", "True", "True"], done.stderr
+    assert done.stdout.split() == ["5", "5", "True", "True", "False"], done.stderr
 
 
 def test_a_signal_is_sent(trapped: Trapped) -> None:

@@ -107,6 +107,8 @@ class Trap:
             module, _, attribute = name.rpartition(".")
             if module in sys.modules and hasattr(sys.modules[module], attribute):
                 setattr(sys.modules[module], attribute, value)
+        if "clock" in self.act:
+            _set_clocks()
         if os.getpid() not in (self.hooked, self.parent) and "torch.optim.optimizer" in sys.modules:
             self.hooked = os.getpid()
             register = sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook
@@ -243,22 +245,31 @@ def _lay_on_open(trap: Trap) -> None:
 
 def _lay_on_clock(trap: Trap) -> None:
     """The time of day jumps in all processes, as a machine's does; what only counts seconds goes on."""
-    real: Any = datetime.datetime
 
     def now() -> float:
         return _time() + (trap.act["clock"] if trap.is_sprung() else 0)
 
-    class Kind(type):
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, real)
-
-    class Jumped(real, metaclass=Kind):  # type: ignore[misc]
-        @classmethod
-        def now(cls, tz: Any = None) -> Any:
-            return real.fromtimestamp(now(), tz)
-
     time.time, time.time_ns = now, lambda: int(now() * 1e9)
-    datetime.datetime = Jumped  # type: ignore[misc]
+
+
+class _Kind(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, datetime.datetime)
+
+
+class Jumped(datetime.datetime, metaclass=_Kind):
+    """Stands for `datetime` in modules of ablate: libraries in C know the real one by its place in memory."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> Any:
+        """By the clock that jumps."""
+        return datetime.datetime.fromtimestamp(time.time(), tz)
+
+
+def _set_clocks() -> None:
+    for name, module in list(sys.modules.items()):
+        if name.startswith("ablate.") and getattr(module, "datetime", None) is datetime.datetime:
+            module.datetime = Jumped  # type: ignore[attr-defined]
 
 
 if __name__ == "sitecustomize" and "ABLATE_TRAP" in os.environ:
