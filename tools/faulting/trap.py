@@ -45,7 +45,7 @@ class Trap:
         self.moment, self.act, self.values = told.get("moment") or {}, told.get("act") or {}, told.get("set") or {}
         self.flag = self.notes + ".sprung"
         self.parent = int(os.environ.setdefault("ABLATE_TRAP_PARENT", str(os.getpid())))
-        self.count, self.kinds, self.hooked = 0, dict[int, str](), 0
+        self.count, self.kinds, self.hooked, self.modules = 0, dict[int, str](), 0, 0
 
     # --- What goes on
 
@@ -107,7 +107,8 @@ class Trap:
             module, _, attribute = name.rpartition(".")
             if module in sys.modules and hasattr(sys.modules[module], attribute):
                 setattr(sys.modules[module], attribute, value)
-        if "clock" in self.act:
+        if "clock" in self.act and len(sys.modules) != self.modules:
+            self.modules = len(sys.modules)
             _set_clocks()
         if os.getpid() not in (self.hooked, self.parent) and "torch.optim.optimizer" in sys.modules:
             self.hooked = os.getpid()
