@@ -80,6 +80,20 @@ def carry(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def faults(session: nox.Session) -> None:
+    """Inject faults into a tiny experiment, one at a time: leaves reports/faults.md."""
+    python = environment(session, SHARED)
+    session.run(python, "tools/faults.py", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
+def kills(session: nox.Session) -> None:
+    """Kill a small experiment at random moments, and go on: leaves reports/kills/report.md."""
+    python = environment(session, SHARED)
+    session.run(python, "tools/kill_study.py", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
     """Check types: mypy, strict."""
     python = environment(session, SHARED, "types")

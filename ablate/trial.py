@@ -400,7 +400,8 @@ class Reporter:
         self.connection.send(("phase", name))
 
     def columns(self, values: dict[str, Any]) -> None:
-        """Values for the trial's row."""
+        """Values for the trial's row. What they say is done must not lack its last points, if this process ends now."""
+        self.flush()
         self.connection.send(("columns", values))
 
     def past(self, past: Past) -> None:

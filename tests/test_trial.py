@@ -62,6 +62,18 @@ def performed(job: Job) -> Parent:
     return parent
 
 
+def test_what_is_said_to_be_done_does_not_lack_its_last_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "SEND_EVERY", math.inf)
+    messages = performed(job()).messages
+    (done,) = [place for place, (kind, *content) in enumerate(messages) if kind == "columns" and "steps" in content[0]]
+    points = [point for kind, *content in messages[:done] if kind == "curve" for point in _points(content[0])]
+    assert {(TRAIN["steps"], "train", "loss"), (TRAIN["steps"], "val", "loss")} <= set(points)
+
+
+def _points(curve: dict[str, list[Any]]) -> Iterator[tuple[int, str, str]]:
+    return zip(curve["step"], curve["split"], curve["metric"], strict=True)
+
+
 @pytest.fixture(scope="module")
 def done() -> Parent:
     return performed(job())
