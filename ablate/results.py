@@ -250,6 +250,14 @@ class Store:
         row: dict[str, Any] = table.to_pylist()[0]
         return row
 
+    def is_whole(self, trial_id: str) -> bool:
+        """Whether a row is stored, and the curves and profiles that were written with it can be read."""
+        row = self.shelves["trials"].first(checked_id(trial_id))
+        return row is not None and all(
+            any(write_id_of(each) == write_id_of(row) for each in self.shelves[kind].named(trial_id))
+            for kind in ("curves", "profiles")
+        )
+
     def curves(self, trial_id: str) -> pd.DataFrame:
         """The curves that belong to the stored row; no rows where there are none."""
         return self._long("curves", trial_id)

@@ -188,7 +188,7 @@ def _check_places(store: Store, trials: Sequence[Trial]) -> None:
 def _done_again(store: Store, trials: Sequence[Trial]) -> list[str]:
     """Which files cannot be read, so that what they held is done again."""
     ids, lines = {trial.trial_id for trial in trials}, []
-    for kind in ("trials", "repeats"):
+    for kind in SCHEMAS:
         for name, fault in store.look(kind).faults.items():
             if kind == "repeats" or Path(name).stem in ids or name in ("", COMPACTED):
                 lines.append(f"{told(kind, name, fault)}; what it held is done again where it is missing")

@@ -69,7 +69,7 @@ def tasks(trials: list[Trial], store: Store, *, retry_failed: bool, only: str | 
         stored = store.trial(trial.trial_id)
         status = stored["status"] if stored else None
         if status in (None, "interrupted", "ok") or retry_failed:
-            done = _done(trial, stored) if stored else ()
+            done = _done(trial, stored) if stored and store.is_whole(trial.trial_id) else ()
             if phases := _phases(done, only):
                 found.append(Task(trial, stored, phases))
     return found

@@ -114,7 +114,7 @@ def _of_rows(store: Store, looks: dict[str, Found]) -> Iterator[Fault]:
         held = _held(looks[kind])
         for trial_id, write_id in rows.items():
             if (trial_id, write_id) not in held:
-                yield f"trials/{trial_id}", f"its {kind} are gone", "move its file away, then run the same again"
+                yield f"trials/{trial_id}", f"its {kind} are gone", _AGAIN
     missing = [trial_id for trial_id in store.present() or () if trial_id not in rows]
     if missing:
         yield "experiment.json", f"{len(missing)} of its trials have no row, {missing[0]} for one", _AGAIN

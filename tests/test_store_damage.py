@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import Expand
 from stored import CURVE, PROFILE, ROUND, frames, row
 
 from ablate.compact import compact
@@ -21,6 +22,7 @@ from ablate.results import Store, load
 from ablate.schema import CURVES, PROFILES, REPEATS, SCHEMAS, TRIALS
 from ablate.sealed import read_sealed, write_sealed
 from ablate.tables import ResultsError, UnreadableError, read_packed, read_table
+from ablate.tasks import PHASES, tasks
 
 FLIPS = 100
 
@@ -275,3 +277,20 @@ def test_what_stands_in_the_place_of_a_document_is_named(make: Callable[[Path, P
     assert [each.split(":")[0] for each in loaded.skipped] == ["experiment.json"]
     assert len(loaded.trials) == 2
     json.dumps(loaded.skipped)
+
+
+# --- What is done about it --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["trials", "curves", "profiles"])
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"torn")])
+def test_a_trial_of_which_something_cannot_be_read_is_done_again(
+    kind: str, damage: Callable[[Path], object], expand: Expand, store: Store
+) -> None:
+    trial = expand().trials("cpu", 1)[0]
+    whole = row(trial.trial_id, profile_id=trial.profile_id, steps=4, attempts=1)
+    store.write_trial(whole, CURVE, PROFILE)
+    assert tasks([trial], store, retry_failed=False) == []
+    damage(store.shelves[kind].path(trial.trial_id))
+    (task,) = tasks([trial], store, retry_failed=False)
+    assert (task.phases, task.kept) == (PHASES, {})
