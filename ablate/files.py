@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import re
@@ -14,6 +15,8 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from ablate.host import boot, started
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """What the system says of a disk that takes no more."""
@@ -42,7 +45,13 @@ def write_atomically(path: Path, write: Callable[[Any], None]) -> None:
 
 
 def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    """A name that nobody else gives, and that says which process gave it."""
+    return path.with_name(f".{path.name}.{_mark()}{os.getpid():08x}{uuid.uuid4().hex[:12]}.tmp")
+
+
+def _mark() -> str:
+    """What names of files from this start of the system have in common."""
+    return hashlib.sha256(boot().encode()).hexdigest()[:12]
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -121,10 +130,16 @@ def _is_own_file(path: Path) -> bool:
     return False
 
 
+def _is_writer_gone(path: Path) -> bool:
+    """Whether it is of a process that this system knows to have ended."""
+    of = path.name.rpartition(".tmp")[0].rpartition(".")[2]
+    return bool(boot()) and of.startswith(_mark()) and started(int(of[12:20], 16)) in (None, "ended")
+
+
 def remove_leftovers(folder: Path) -> Iterator[Path]:
     """Removes what no writer can be about any more, and tells of it."""
     for path in leftovers(folder):
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _SURELY_ENDED_SECONDS:
+            if _is_writer_gone(path) or time.time() - path.stat().st_mtime > _SURELY_ENDED_SECONDS:
                 path.unlink()
                 yield path

@@ -24,13 +24,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Self
 
 import psutil
 
 from ablate.document import printable
+from ablate.host import boot, started
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Holder:
     def new(cls, what: str) -> Self:
         """This process, with a token that nobody else has."""
         pid = os.getpid()
-        return cls(socket.gethostname(), _boot(), pid, _started(pid) or "", uuid.uuid4().hex, what)
+        return cls(socket.gethostname(), boot(), pid, started(pid) or "", uuid.uuid4().hex, what)
 
     @classmethod
     def read(cls, content: bytes) -> Self | None:
@@ -85,15 +85,15 @@ class Holder:
 
     def is_here(self) -> bool:
         """Whether its process, if it lives, is one that this system can see."""
-        return bool(self.boot) and (self.host, self.boot) == (printable(socket.gethostname()), _boot())
+        return bool(self.boot) and (self.host, self.boot) == (printable(socket.gethostname()), boot())
 
     def is_gone(self) -> bool:
         """Whether its process is known to have ended."""
         if not self.is_here():
             return False
-        started = _started(self.pid)
-        if started and self.started:
-            return started != self.started
+        now = started(self.pid)
+        if now and self.started:
+            return now != self.started
         return not psutil.pid_exists(self.pid)
 
     def __str__(self) -> str:
@@ -102,30 +102,6 @@ class Holder:
 
 def _digits(count: int) -> str:
     return f"{count:>{_DIGITS}}"
-
-
-@cache
-def _boot() -> str:
-    """What names this start of the system and the processes that are seen from here; empty where nothing does.
-
-    A container shares the system with others, and its host's name perhaps, but not its processes.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""
-
-
-def _started(pid: int) -> str | None:
-    """When a process began, counted from the start of the system; of one that has ended and is not yet cleared away,
-    "ended". None where it cannot be told.
-    """
-    try:
-        said = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        return "ended" if said[0] in "ZX" else said[19]
-    except (OSError, IndexError):
-        return None
 
 
 # --- The file ---------------------------------------------------------------------------------------------------------
@@ -315,6 +291,13 @@ class Leases:
                 told(holder)
             time.sleep(_POLL_SECONDS)
         return None
+
+    def tidy(self) -> None:
+        """Remove those whose process is known to have ended."""
+        for path in sorted(self.folder.glob("[!.]*.json")):
+            found = _look(path)
+            if found and found.holder and found.holder.is_gone() and (mine := self.take(path.stem)):
+                mine.release()
 
     def holder(self, name: str) -> str:
         """In a person's words."""

@@ -277,7 +277,7 @@ class Store:
         return self.shelves[kind].look()
 
     def remove_leftovers(self) -> list[Path]:
-        """Removes what killed writers left long ago, and tells of it."""
+        """Removes what killed writers left, and tells of it."""
         return [path for folder in self.folders() for path in remove_leftovers(folder)]
 
     def write_experiment(self, document: Mapping[str, Any]) -> None:

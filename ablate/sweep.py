@@ -75,10 +75,13 @@ class _Sweep:
         resources: Resources,
         received: list[int],
     ) -> None:
+        from ablate.lease import Leases
+
         self.wanted, self.experiment, self.plans, self.resources = wanted, experiment, plans, resources
         self.received = received
         self.store = Store(wanted.results / experiment.name, create=True)
         self.trials = experiment.trials(resources.device, resources.threads)
+        self.leases = Leases(self.store.folder / "leases")
         self.mirror: Mirror | None = None
 
     def run(self, console: Console) -> Ran:
@@ -111,16 +114,16 @@ class _Sweep:
         queue = tasks(self.trials, self.store, retry_failed=self.wanted.retry_failed, only=self.wanted.only)
         _check_places(self.store, [task.trial for task in queue])
         self.store.remove_leftovers()
+        self.leases.tidy()
         return queue
 
     def _begin(self, progress: Progress) -> Run:
         """Store what the experiment is now."""
         from ablate import machine, plan
-        from ablate.lease import Leases
         from ablate.runner import Run, present
 
         document = plan.document(self.experiment, self.plans, machine.facts(self.resources), self.wanted.command())
-        with present(Leases(self.store.folder / "leases"), self.received):
+        with present(self.leases, self.received):
             self.store.write_experiment(document)
             return Run(
                 self.experiment,

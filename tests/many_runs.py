@@ -20,7 +20,7 @@ from typing import Any
 import pandas  # noqa: F401
 import torch  # noqa: F401
 
-from ablate import calibration, capacity, child, gatekeeper, lease, plan, report, rounds, runner, sweep  # noqa: F401
+from ablate import calibration, capacity, child, gatekeeper, host, lease, plan, report, rounds, runner, sweep  # noqa: F401
 from ablate.capacity import Try
 from ablate.cli import main
 from ablate.gatekeeper import Checked
@@ -77,7 +77,7 @@ def begin(what: str) -> Path:
     path = Path("at_it", what)
     if path.exists() and not SPEC.get("overlap"):
         pid = int(path.read_text(encoding="utf-8"))
-        assert lease._started(pid) in (None, "ended"), f"{what} is being done by {pid}"
+        assert host.started(pid) in (None, "ended"), f"{what} is being done by {pid}"
     path.write_text(str(os.getpid()), encoding="utf-8")
     return path
 

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from stored import CURVE, PROFILE, ROUND, frames, row
 
-from ablate import results
+from ablate import files, results
 from ablate.cli import main
 from ablate.compact import compact
 from ablate.results import Store
@@ -165,6 +165,19 @@ def test_what_a_killed_writer_left_goes_when_it_is_old_and_surely_ours(store: St
     assert compact(store)["removed"] == [f"trials/{LEFT}"]
     assert not old.exists()
     assert all(path.exists() for path in kept)
+
+
+def test_what_a_writer_left_that_is_known_to_be_gone_goes_at_once(store: Store) -> None:
+    path = store.folder / "trials" / "a1.parquet"
+    script = (
+        "import os, sys; from pathlib import Path; from ablate.files import write_atomically\n"
+        "write_atomically(Path(sys.argv[1]), lambda file: os.kill(os.getpid(), 9))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(path)], check=False).returncode == -9
+    left, mine = next(path.parent.glob(".*.tmp")), files._beside(path)
+    mine.touch()
+    assert store.remove_leftovers() == [left]
+    assert mine.exists(), "its writer lives"
 
 
 # --- verify -----------------------------------------------------------------------------------------------------------

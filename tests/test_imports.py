@@ -35,6 +35,7 @@ STOREYS = [
         "terminal",
         "pulse",
         "files",
+        "host",
         "sealed",
         "redaction",
         "interruption",

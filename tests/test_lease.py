@@ -198,7 +198,7 @@ def test_of_a_process_elsewhere_only_the_counter_tells(
 def test_where_no_start_of_the_system_is_known_only_the_counter_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "_boot", lambda: "")
+    monkeypatch.setattr(lease, "boot", lambda: "")
     put(tmp_path, pid=2**31 - 1)
     assert 60 <= taken_after(Leases(tmp_path), monkeypatch, 1.0) <= 62
 
@@ -412,12 +412,22 @@ def test_waiting_tells_once_for_whom_and_ends_when_stopped(tmp_path: Path) -> No
     assert Leases(tmp_path).wait("a1")
 
 
+def test_what_those_who_are_gone_held_is_tidied_away(tmp_path: Path) -> None:
+    gone, kept = put(tmp_path, pid=os.getpid(), started="1"), tmp_path / "mine.json"
+    kept.write_bytes(Holder.new("work").content(1))
+    far = tmp_path / "far.json"
+    far.write_bytes(Holder(**{**vars(Holder.new("work")), "host": "far"}).content(1))
+    Leases(tmp_path).tidy()
+    assert not gone.exists()
+    assert files(tmp_path) == ["far.json", "mine.json"]
+
+
 def test_what_others_do_here_is_counted(tmp_path: Path) -> None:
     put(tmp_path, pid=os.getpid())
     folders = [tmp_path / name / "leases" for name in ("one", "two")]
     for folder, pid in zip(folders, (os.getppid(), os.getpid()), strict=True):
         folder.mkdir(parents=True)
-        put(folder, pid=pid, started=lease._started(pid))
+        put(folder, pid=pid, started=lease.started(pid))
     (folders[1] / "a2.json").write_bytes(Holder(**{**vars(Holder.new("far")), "host": "far", "pid": 3}).content(1))
     (folders[1] / "a3.json").write_bytes(Holder(**{**vars(Holder.new("")), "pid": os.getppid()}).content(1))
     (folders[1] / ".a4.json").write_bytes(Holder.new("marker").content(1))

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -146,16 +145,14 @@ def main(kills: int, each: int, seed: int, out: Path) -> int:
         while len(found.moments) < kills:
             name = f"experiment-{len(found.lost) + 1}"
             for _ in range(min(each, kills - len(found.moments))):
-                found.moments += _some(study.killed(name, generator.uniform(0.5, found.seconds)))
+                if (moment := study.killed(name, generator.uniform(0.5, found.seconds))) is None:
+                    break  # it had come to its end
+                found.moments.append(moment)
             study.whole(name)
             found.lost.append(study.lost(name))
             out.mkdir(parents=True, exist_ok=True)
             (out / "report.md").write_text(found.page(), encoding="utf-8")
     return 1 if any(found.lost) else 0
-
-
-def _some(moment: str | None) -> Sequence[str]:
-    return [] if moment is None else [moment]
 
 
 if __name__ == "__main__":
