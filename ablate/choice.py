@@ -206,7 +206,10 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 def _fault(kind: type[Settings], item: dict[str, Any], path: Path) -> SettingsError:
-    place: Path = tuple(part for part in item["loc"] if not _KIND.match(str(part)))
+    *above, last = item["loc"] or ("",)
+    is_own = item["type"] in ("extra_forbidden", "missing")  # the last part is then a key, whatever it looks like
+    place: Path = tuple(part for part in above if not _KIND.match(str(part)))
+    place += (last,) if last != "" and (is_own or not _KIND.match(str(last))) else ()
     if item["type"] == "extra_forbidden":
         return unknown(str(place[-1]), _known(kind, place[:-1]), "setting", (*path, *place))
     if item["type"] == "missing":

@@ -429,6 +429,9 @@ def test_two_variants_never_share_a_name(refused: Refused) -> None:
     [
         # unknown names, at every depth
         ("varry: {}", "5:1: unknown setting 'varry'\n  did you mean 'vary'?"),
+        ('"va[ry": {}', "5:1: unknown setting 'va[ry'\n  did you mean 'vary'?"),
+        ("int: 3", "5:1: unknown setting 'int'\n"),
+        ("baseline: {feed_forward: {name: moe, n_experts: 16777216}}", "4:38: 'n_experts': must be at most 8192"),
         ("seed: 3", "5:1: unknown setting 'seed'\n  did you mean 'seeds'?"),
         ("baseline: {d_modl: 3}", "4:12: unknown setting 'd_modl'\n  did you mean 'd_model'?"),
         ("baseline: {atention: mha}", "4:12: unknown setting 'atention'\n  did you mean 'attention'?"),

@@ -22,6 +22,7 @@ from references import Parent
 from ablate import child, cost, results, trial
 from ablate.data.random_tokens import Config as RandomTokens
 from ablate.job import Job
+from ablate.keeping import Keeper
 from ablate.machine import Resources
 from ablate.profiling import decode, live, memory
 from ablate.runner import Run
@@ -500,6 +501,7 @@ def test_the_server_of_children_is_warm_before_the_first_trial_counts(monkeypatc
     run = Run.__new__(Run)
     run.running, run.resources, run.fail_fast, run.failed = {}, Resources("cpu", 1, 1), False, False
     run.put_off, run.waits_for = [], ""
+    run.keeper = Keeper(Path("nowhere"))
     monkeypatch.setattr(Run, "_wait", lambda self, _: False)
     monkeypatch.setattr(Run, "_repeat", lambda *_: order.append("repeat"))
     run.carry_out([object()], [])

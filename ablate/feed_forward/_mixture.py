@@ -17,7 +17,7 @@ class MixtureChoice(FeedForwardChoice):
 
     mixes: ClassVar[bool] = True
 
-    n_experts: Size = Field(8, description="number of experts that a router weighs")
+    n_experts: Size = Field(8, le=2**13, description="number of experts that a router weighs")
     expert: str = Field("swiglu", description="the feed_forward choice that an expert is")
     d_ff: Size | None = Field(None, description="width of one expert; that choice's own default unless given")
 
