@@ -58,7 +58,7 @@ def serve(
         finally:
             # First: the number of a group that has ended may be given to another.
             guard.kill()
-            guard.wait()
+            guard.communicate()
             _stop(server)
     return 128 + received[0]
 

@@ -107,6 +107,20 @@ class Run:
         waiting = list(reversed(self._through_gates(queue, received)))
         self._calibrate(waiting, received)
         self._seek_capacities(waiting, received)
+        try:
+            self._run(waiting, received)
+            if not (received or (self.failed and self.fail_fast)) and self.keeper.settle(lambda: bool(received)):
+                self._repeat(received)
+            if received:
+                self._interrupt(received[0])
+        except BaseException:  # a second signal among them, which ends all at once
+            for _, running, _ in self.running.values():
+                running.kill()
+            raise
+        self.keeper.last_try()
+
+    def _run(self, waiting: list[Task], received: list[int]) -> None:
+        """Run them, a few at a time, until a signal is received; what runs then goes on to run."""
         while (waiting or self.running or self.put_off) and not received:
             if self.keeper.goes_on:
                 self._begin_some(waiting)
@@ -116,11 +130,6 @@ class Run:
                 waiting.clear()
                 self.put_off.clear()
         self._tell_of_others("")
-        if not (received or (self.failed and self.fail_fast)) and self.keeper.settle(lambda: bool(received)):
-            self._repeat(received)
-        if received:
-            self._interrupt(received[0])
-        self.keeper.last_try()
 
     def _through_gates(self, queue: list[Task], received: list[int]) -> list[Task]:
         """The tasks that may run. Those whose variant is not what it says are rows after this.

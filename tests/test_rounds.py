@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from conftest import Expand
 
 import ablate
-from ablate import child, commands, rounds
+from ablate import child, rounds, sweep
 from ablate.cli import main
 from ablate.experiment import Experiment
 from ablate.interleaved import Rounds
@@ -329,7 +329,7 @@ def test_a_member_that_fails_is_a_row_and_the_others_go_on(
 def test_a_round_that_fails_is_an_exit_status(
     expand: Expand, fakes: type[FakeChild], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands, "_tracker", lambda *_, **__: None)
+    monkeypatch.setattr(sweep, "_mirror", lambda *_, **__: None)
     stored(expand(VARIANTS, "train.threads=1"), Path("results/tiny"))
     command = ["tiny.yaml", "--device", "cpu", "--set", "train.threads=1"]
     assert "rounds of timing" not in CliRunner().invoke(main, ["run", *command, "--only", "train"]).output
@@ -384,7 +384,8 @@ def test_a_round_that_is_not_as_declared_is_not_stored(tmp_path: Path) -> None:
         store.write_round("../up", 0, {"metric": ["x"]})
     with pytest.raises(ResultsError, match="mettric"):
         store.write_round("a1", 0, {"mettric": ["x"]})
-    store.write_round("a1", 3, {"metric": ["x"], "value": [1.0]})
+    whole = {"variant_id": ["a"], "variant": ["a"], "is_partner": [False], "place": [1], "status": ["ok"]}
+    store.write_round("a1", 3, {"metric": ["x"], "value": [1.0], **whole})
     (tmp_path / "repeats/a1-3.parquet").rename(tmp_path / "repeats/a1-4.parquet")
     assert load(tmp_path).skipped == ["repeats/a1-4.parquet: is about another round than its name says"]
 
