@@ -595,3 +595,34 @@ def test_tries_of_a_step_take_no_more_than_is_given(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(machine, "available_bytes", lambda: 1000)
     assert [capacity.available("cpu", at_most) for at_most in (None, 500, 5000)] == [900, 500, 900]
     assert [capacity.available("cuda", at_most) for at_most in (None, 500)] == [None, 500]
+
+
+WARMER = """
+import multiprocessing, signal, time
+from ablate import child
+from ablate.interruption import signals
+
+if __name__ == "__main__":
+    start = multiprocessing.get_context("forkserver")
+    start.set_forkserver_preload(["slow"])
+    with signals() as received:
+        print("ready", flush=True)
+        child.warm_up(start, lambda: bool(received))
+        print(received, flush=True)
+"""
+
+
+def test_a_signal_does_not_wait_for_what_children_import(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import pathlib, time\npathlib.Path('slow').touch()\ntime.sleep(60)\n")
+    (tmp_path / "warmer.py").write_text(WARMER)
+    path = os.pathsep.join([str(tmp_path), str(Path(child.__file__).parents[1])])
+    process = subprocess.Popen(
+        [sys.executable, "warmer.py"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE
+    )
+    try:
+        wait_for((tmp_path / "slow").exists)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30)[0].split() == [b"ready", b"[2]"]
+        assert process.returncode == 0
+    finally:
+        process.kill()
