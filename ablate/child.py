@@ -81,7 +81,7 @@ def warm_up(start: BaseContext, stopped: Callable[[], bool] = lambda: False) -> 
 
     That takes many seconds on a busy machine: who has been `stopped` meanwhile does not wait for its end.
     """
-    if start.get_start_method() != "forkserver":
+    if start.get_start_method() != "forkserver" or stopped():
         return
     from multiprocessing import forkserver  # some systems have none
 

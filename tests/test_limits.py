@@ -197,7 +197,7 @@ def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
 
     def begin(life: Callable[[Any, Any], None], limit: float = 1000.0) -> Child:
         monkeypatch.setattr(child, "perform", life)
-        job = BuildJob([], str(tmp_path / "log"), limit)
+        job = BuildJob("", (), 0, 0, str(tmp_path / "log"), limit)
         started.append(Child(multiprocessing.get_context("fork"), job))
         return started[-1]
 
@@ -357,7 +357,7 @@ def test_a_parent_that_leaves_early_takes_its_children_along(tmp_path: Path) -> 
         time.sleep(1000)
 
     child.perform = life
-    running = child.Child(multiprocessing.get_context("fork"), BuildJob([], "/dev/null", 1.0))
+    running = child.Child(multiprocessing.get_context("fork"), BuildJob("", (), 0, 0, "/dev/null", 1.0))
     while running.phase != "there":
         list(running.listen())
     print(running.process.pid, flush=True)
