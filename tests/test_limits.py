@@ -347,7 +347,7 @@ def test_a_child_that_cannot_be_killed_is_waited_for_no_longer(
 
 def test_a_parent_that_leaves_early_takes_its_children_along(tmp_path: Path) -> None:
     text = """
-    import sys, time
+    import multiprocessing, sys, time
     from ablate import bond, child
     from ablate.job import BuildJob
 
