@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,9 @@ def context(device: str) -> BaseContext:
     """How children start: forked from a clean server that has torch imported, or afresh where CUDA is in play."""
     if device == "cuda" or "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
-    forkserver = multiprocessing.get_context("forkserver")
-    forkserver.set_forkserver_preload(["ablate.trial", "ablate.timing"])
-    return forkserver
+    forked = multiprocessing.get_context("forkserver")
+    forked.set_forkserver_preload(["ablate.trial", "ablate.timing"])
+    return forked
 
 
 @contextlib.contextmanager
@@ -75,12 +76,30 @@ def environment(threads: int) -> Iterator[None]:
         os.environ.update(before)
 
 
-def warm_up(start: BaseContext) -> None:
-    """Have the server that children are forked from import what it must, so that no trial's time has a part of that."""
-    if start.get_start_method() == "forkserver":
-        first = start.Process(target=_nothing, daemon=True)  # type: ignore[attr-defined]
-        with bond.shielded():
-            first.start()
+def warm_up(start: BaseContext, stopped: Callable[[], bool] = lambda: False) -> None:
+    """Have the server that children are forked from import what it must, so that no trial's time has a part of that.
+
+    That takes many seconds on a busy machine: who has been `stopped` meanwhile does not wait for its end.
+    """
+    if start.get_start_method() != "forkserver" or stopped():
+        return
+    from multiprocessing import forkserver  # some systems have none
+
+    with bond.shielded():  # the server alone: while signals are held back nobody would hear of them
+        forkserver.ensure_running()
+    first = start.Process(target=_nothing, daemon=True)  # type: ignore[attr-defined]
+    warming = threading.Thread(target=_start_and_join, args=(first,), daemon=True)  # the start, too, lasts until then
+    warming.start()
+    while warming.is_alive() and not stopped():
+        warming.join(_POLL_SECONDS)
+    server = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    if warming.is_alive() and server is not None:
+        bond.kill(server)  # it would only look for its parent once all is imported
+
+
+def _start_and_join(first: BaseProcess) -> None:
+    with contextlib.suppress(EOFError, OSError):  # the next child that is started says what is wrong
+        first.start()
         first.join()
 
 

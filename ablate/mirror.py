@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -37,6 +37,7 @@ SECONDS_AT_END = 5.0
 SECONDS_IN_A_HURRY = 1.0
 """For how long it then waits where it was told to end: all of that has to be over in 10 s."""
 
+_POLL_SECONDS = 0.2
 _MOST_UNANSWERED = 1000  # what is asked for stands in a pipe, and a full one would hold up who writes to it
 _BEHIND = 3  # unanswered requests that are no accident
 
@@ -64,8 +65,10 @@ class Mirror:
         behind: bool,
         patience: float = SECONDS_BESIDE_TRAINING,
         patience_at_end: float = SECONDS_AT_END,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._command, self._patience, self._patience_at_end = command, patience, patience_at_end
+        self._stopped, self._hurries = stopped, False
         self._unanswered, self._lost = 0, False
         self._fault: str | None = None
         start = multiprocessing.get_context("spawn")
@@ -86,6 +89,9 @@ class Mirror:
 
     def hurry(self) -> None:
         """The run is to end now: what MLflow does not know by then is for `sync`."""
+        if self._hurries:
+            return
+        self._hurries = True
         self._patience, self._patience_at_end = 0.0, min(SECONDS_IN_A_HURRY, self._patience_at_end)
 
     def __enter__(self) -> Self:
@@ -120,11 +126,15 @@ class Mirror:
     def _wait(self, *, hopeful: bool) -> None:
         """Listen until all is answered or patience is at its end; without hope, only to what is said already."""
         while self._unanswered:
-            began = time.monotonic()
-            heard = self._connection.poll(max(0.0, self._patience) if hopeful else 0.0)
+            if self._stopped():  # a signal is answered also where MLflow is not
+                self.hurry()
+            began, seconds = time.monotonic(), max(0.0, self._patience) if hopeful else 0.0
+            heard = self._connection.poll(min(seconds, _POLL_SECONDS))
             self._patience -= time.monotonic() - began
-            if not heard:
+            if not heard and seconds <= _POLL_SECONDS:
                 return
+            if not heard:
+                continue
             try:
                 self._hear(self._connection.recv())
             except (EOFError, OSError):

@@ -103,7 +103,7 @@ class Run:
         """
         if queue or self.rounds_left():
             with child.environment(self.resources.threads):
-                child.warm_up(child.context(self.resources.device))
+                child.warm_up(child.context(self.resources.device), lambda: bool(received))
         waiting = list(reversed(self._through_gates(queue, received)))
         self._calibrate(waiting, received)
         self._seek_capacities(waiting, received)

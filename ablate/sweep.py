@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -95,7 +95,9 @@ class _Sweep:
         for line in (opening, *_done_again(self.store, self.trials)):
             console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
         is_renamed = _names_of_trials(self.store) != names
-        self.mirror = _mirror(self.wanted, self.store, new=bool(queue or rounds_left), behind=is_renamed)
+        self.mirror = _mirror(
+            self.wanted, self.store, lambda: bool(self.received), new=bool(queue or rounds_left), behind=is_renamed
+        )
         with self.mirror or nullcontext():
             with progress:
                 running.carry_out(queue, self.received)
@@ -210,14 +212,16 @@ def _names_of_trials(store: Store) -> dict[str, str]:
         return {}
 
 
-def _mirror(wanted: Wanted, store: Store, *, new: bool, behind: bool) -> Mirror | None:
+def _mirror(wanted: Wanted, store: Store, stopped: Callable[[], bool], *, new: bool, behind: bool) -> Mirror | None:
     """The mirror, brought up to date where an earlier run left it behind; None where it has nothing to learn."""
     from ablate.mirror import Mirror
 
     mirrored = (store.mlflow() or {}).get("attempts", {})
     rows = ((trial_id, store.trial(trial_id)) for trial_id in _names_of_trials(store))
     behind = behind or any(row and mirrored.get(trial_id) != row["attempts"] for trial_id, row in rows)
-    return Mirror(wanted.results, store, wanted.syncing(), behind=behind) if new or behind else None
+    if not new and not behind:
+        return None
+    return Mirror(wanted.results, store, wanted.syncing(), behind=behind, stopped=stopped)
 
 
 def _opening(experiment: Experiment, to_run: int, statuses: Counter[str], rounds_left: int) -> str:

@@ -110,7 +110,7 @@ def run(spec: dict[str, Any]) -> int:
     os.dup2(out, 2)
     runner.Child = rounds.Child = FakeChild  # type: ignore[misc,assignment]
     runner._POLL_SECONDS, runner._LOOK_SECONDS = 0.02, 0.05
-    child.warm_up = lambda start: None  # type: ignore[assignment]
+    child.warm_up = lambda *_: None  # type: ignore[assignment]
     child.attend = lambda running, stopped: running.end()  # type: ignore[assignment]
     calibration.calibrate = lambda *_, **__: ({}, "a fake has no device")  # type: ignore[assignment]
     gatekeeper.check = check

@@ -197,7 +197,7 @@ def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
 
     def begin(life: Callable[[Any, Any], None], limit: float = 1000.0) -> Child:
         monkeypatch.setattr(child, "perform", life)
-        job = BuildJob([], str(tmp_path / "log"), limit)
+        job = BuildJob("", (), 0, 0, str(tmp_path / "log"), limit)
         started.append(Child(multiprocessing.get_context("fork"), job))
         return started[-1]
 
@@ -347,7 +347,7 @@ def test_a_child_that_cannot_be_killed_is_waited_for_no_longer(
 
 def test_a_parent_that_leaves_early_takes_its_children_along(tmp_path: Path) -> None:
     text = """
-    import sys, time
+    import multiprocessing, sys, time
     from ablate import bond, child
     from ablate.job import BuildJob
 
@@ -357,7 +357,7 @@ def test_a_parent_that_leaves_early_takes_its_children_along(tmp_path: Path) -> 
         time.sleep(1000)
 
     child.perform = life
-    running = child.Child(multiprocessing.get_context("fork"), BuildJob([], "/dev/null", 1.0))
+    running = child.Child(multiprocessing.get_context("fork"), BuildJob("", (), 0, 0, "/dev/null", 1.0))
     while running.phase != "there":
         list(running.listen())
     print(running.process.pid, flush=True)
@@ -595,3 +595,34 @@ def test_tries_of_a_step_take_no_more_than_is_given(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(machine, "available_bytes", lambda: 1000)
     assert [capacity.available("cpu", at_most) for at_most in (None, 500, 5000)] == [900, 500, 900]
     assert [capacity.available("cuda", at_most) for at_most in (None, 500)] == [None, 500]
+
+
+WARMER = """
+import multiprocessing, signal, time
+from ablate import child
+from ablate.interruption import signals
+
+if __name__ == "__main__":
+    start = multiprocessing.get_context("forkserver")
+    start.set_forkserver_preload(["slow"])
+    with signals() as received:
+        print("ready", flush=True)
+        child.warm_up(start, lambda: bool(received))
+        print(received, flush=True)
+"""
+
+
+def test_a_signal_does_not_wait_for_what_children_import(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import pathlib, time\npathlib.Path('slow').touch()\ntime.sleep(60)\n")
+    (tmp_path / "warmer.py").write_text(WARMER)
+    path = os.pathsep.join([str(tmp_path), str(Path(child.__file__).parents[1])])
+    process = subprocess.Popen(
+        [sys.executable, "warmer.py"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE
+    )
+    try:
+        wait_for((tmp_path / "slow").exists)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30)[0].split() == [b"ready", b"[2]"]
+        assert process.returncode == 0
+    finally:
+        process.kill()

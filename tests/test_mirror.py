@@ -214,6 +214,22 @@ def _never_answers(connection: Any, *_: Any) -> None:
             connection.recv()
 
 
+def test_a_signal_is_not_held_up_by_a_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without, this test would take two thousand seconds."""
+    monkeypatch.setattr(mirror, "_perform", _never_answers)
+    asked = iter([False, False])
+    began = time.monotonic()
+    with Mirror(
+        *(tmp_path, write_small(tmp_path), COMMAND),
+        behind=False,
+        patience=1000,
+        patience_at_end=1000,
+        stopped=lambda: next(asked, True),
+    ) as mirrored:
+        mirrored.mirror("b0")
+    assert time.monotonic() - began < 100
+
+
 def _ends(*_: Any) -> None:
     os._exit(3)
 
@@ -248,6 +264,7 @@ def test_trouble_is_told_once_and_its_end_too(tmp_path: Path, caplog: pytest.Log
     mirrored = Mirror.__new__(Mirror)
     mirrored._connection, mirrored._command, mirrored._patience = ours, COMMAND, 100.0
     mirrored._unanswered, mirrored._lost, mirrored._fault = 0, False, None
+    mirrored._stopped = lambda: False
     thread.start()
     for _ in faults:
         mirrored.mirror("b0")

@@ -96,7 +96,7 @@ class Silent:
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> type[FakeChild]:
     monkeypatch.setattr(rounds, "Child", FakeChild)
-    monkeypatch.setattr(child, "warm_up", lambda start: None)
+    monkeypatch.setattr(child, "warm_up", lambda *_: None)
     monkeypatch.setattr(FakeChild, "jobs", [])
     monkeypatch.setattr(FakeChild, "environments", [])
     monkeypatch.setattr(FakeChild, "ended", 0)

@@ -493,7 +493,7 @@ def test_preloading_loads_all_and_starts_no_threads() -> None:
 def test_the_server_of_children_is_warm_before_the_first_trial_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the first trial, which is always the baseline's, would pay for the imports of all."""
     order: list[str] = []
-    monkeypatch.setattr(child, "warm_up", lambda _: order.append("warm"))
+    monkeypatch.setattr(child, "warm_up", lambda *_: order.append("warm"))
     monkeypatch.setattr(Run, "_through_gates", lambda self, queue, _: order.append("gates") or queue)
     monkeypatch.setattr(Run, "_calibrate", lambda *_: order.append("calibrate"))
     monkeypatch.setattr(Run, "_seek_capacities", lambda *_: None)
