@@ -22,7 +22,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ablate.files import write_atomically
+from ablate.files import check_file, write_atomically
 
 _log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ def _opened(path: Path) -> Checkpoint:
 
 
 def _check_sum(path: Path) -> None:
-    left = path.stat().st_size - _DIGEST_BYTES
+    left = check_file(path) - _DIGEST_BYTES
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while left > 0 and (block := file.read(min(_BLOCK_BYTES, left))):

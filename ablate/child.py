@@ -20,9 +20,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ablate import bond, cgroup, pulse
+from ablate.files import check_file
 from ablate.job import BuildJob, CalibrationJob, CapacityJob, GateJob, Job, Past, TimingJob, Verdict
 
 _log = logging.getLogger(__name__)
@@ -151,6 +152,8 @@ def _redirect_output(log: Path) -> None:
     """Everything printed goes to the log, also what libraries print past Python."""
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
+        if log.exists():
+            check_file(log)
         target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o644)
     except OSError:
         target = os.open(os.devnull, os.O_WRONLY)
@@ -287,11 +290,16 @@ class Child:
 
     def _log_says_no_memory(self) -> bool:
         """Whether C or C++ code said so before it ended the process, as it may not be able to in Python."""
-        with contextlib.suppress(OSError), self._log.open("rb") as file:
+        with contextlib.suppress(OSError), _opened(self._log) as file:
             file.seek(max(self._log_began, _size(self._log) - _LAST_BYTES))
             said = file.read(_LAST_BYTES).decode("utf-8", "replace")
             return any(sign in said for sign in NO_MEMORY)
         return False
+
+
+def _opened(log: Path) -> BinaryIO:
+    check_file(log)
+    return log.open("rb")
 
 
 def _size(file: Path) -> int:

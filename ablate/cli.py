@@ -167,7 +167,7 @@ class _Verbs(click.Group):
             return super().main(*args, **kwargs)
         except OSError as error:
             with contextlib.suppress(OSError):
-                click.echo(_told(error, debug=False), err=True)
+                echo(_told(error, debug=False), err=True)
             sys.exit(2)
 
 
@@ -580,13 +580,13 @@ def _print_faults(facts: Mapping[str, Any]) -> None:
     from ablate.asked import many
 
     for each in facts["faults"]:
-        click.echo(f"{each['file']}: {each['fault']}\n  {each['cure']}")
+        echo(f"{each['file']}: {each['fault']}\n  {each['cure']}")
     rows = ", ".join(f"{number} {kind}" for kind, number in facts["stored"].items())
     older = f"; {many(facts['without_checksum'], 'file')} from before there were checksums" * bool(
         facts["without_checksum"]
     )
     found = many(len(facts["faults"]), "fault") if facts["faults"] else "all is well"
-    click.echo(f"{facts['folder']}: {rows}{older}; {found}")
+    echo(f"{facts['folder']}: {rows}{older}; {found}")
 
 
 @results.command()
@@ -604,7 +604,7 @@ def compact(target: str, results: Path, as_json: bool) -> int:
         return 0
     merged = ", ".join(f"{number} {kind}" for kind, number in facts["merged"].items())
     removed = f"; removed what killed writers left: {', '.join(facts['removed'])}" if facts["removed"] else ""
-    click.echo(f"{facts['folder']}: small files merged: {merged}{removed}")
+    echo(f"{facts['folder']}: small files merged: {merged}{removed}")
     return 0
 
 

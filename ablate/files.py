@@ -80,11 +80,16 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 
 def read_whole(path: Path) -> bytes:
     """All bytes of a file. What is no file, as a pipe that nobody writes to, or does not fit is an `OSError`."""
+    check_fits(check_file(path), path)
+    return path.read_bytes()
+
+
+def check_file(path: Path) -> int:
+    """The size of a file. What is none is an `OSError`: to open a pipe would wait for who writes to it, for ever."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "not a file", str(path))
-    check_fits(found.st_size, path)
-    return path.read_bytes()
+    return found.st_size
 
 
 def check_fits(size: int, path: Path) -> None:

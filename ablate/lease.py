@@ -30,6 +30,7 @@ from typing import Self
 import psutil
 
 from ablate.document import printable
+from ablate.files import check_file
 from ablate.host import boot, started
 
 _log = logging.getLogger(__name__)
@@ -122,6 +123,7 @@ class _Found:
 
 def _look(path: Path) -> _Found | None:
     try:
+        check_file(path)
         with path.open("rb") as file:
             content = file.read(_LONGEST)
     except FileNotFoundError:
@@ -197,6 +199,7 @@ class Lease:
     def _count_up(self, path: Path) -> bool:
         """Written in place, into the file that was read: a file that another has put there stays as it is."""
         try:
+            check_file(path)
             file = path.open("r+b", buffering=0)
         except FileNotFoundError:
             return False

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from ablate.documents import EXPERIMENT, MLFLOW, NOTES, read_json
-from ablate.files import leftovers
+from ablate.files import leftovers, read_whole
 from ablate.results import LOCK, Store, of_rows
 from ablate.schema import SCHEMAS
 from ablate.shelf import COMPACTED, Found, shown
@@ -72,7 +72,7 @@ def _faults_of_documents(folder: Path) -> Iterator[Fault]:
 def _fault_of_running(path: Path) -> str | None:
     """What a run that was killed leaves of its announcement."""
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        said = json.loads(read_whole(path).decode("utf-8"))
         return None if psutil.pid_exists(said["pid"]) else "left over from a run that did not end by itself"
     except FileNotFoundError:
         return None

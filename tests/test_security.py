@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
+import threading
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,11 +19,12 @@ from click.testing import CliRunner, Result
 from markdown_it import MarkdownIt
 
 import ablate
-from ablate import child, cli, inside, machine, plug_in, registry, terminal
+from ablate import checkpoint, child, cli, inside, lease, machine, plug_in, registry, terminal
 from ablate.cli import main
 from ablate.document import FileFaults, parse
 from ablate.report.text import escape
 from ablate.results import Store
+from ablate.verify import verify
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted([*ROOT.glob("ablate/**/*.py"), *ROOT.glob("tools/**/*.py"), ROOT / "noxfile.py"])
@@ -291,9 +294,48 @@ def test_the_root_itself_may_be_a_link(tmp_path: Path) -> None:
 def test_a_log_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("kept", encoding="utf-8")
     (tmp_path / "log").symlink_to(tmp_path / "precious")
-    with pytest.raises(OSError, match="symbolic"):
-        child._redirect_output(tmp_path / "log")
+    _redirect(tmp_path / "log")
     assert (tmp_path / "precious").read_text("utf-8") == "kept"
+
+
+def _answered(ask: Callable[[], object]) -> list[object]:
+    """What `ask` gave, within seconds; nothing where it waits on."""
+    given: list[object] = []
+    asking = threading.Thread(target=lambda: given.append(ask()), daemon=True)
+    asking.start()
+    asking.join(10)
+    return given
+
+
+def test_nobody_waits_for_a_pipe_among_results(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.write_experiment({"variants": []})
+    for name in ("running.json", "lease", "1-1.safetensors", "log"):
+        os.mkfifo(tmp_path / name)
+    (facts,) = _answered(lambda: verify(store))
+    assert "running.json" in {each["file"] for each in facts["faults"]}  # type: ignore[index]
+    (found,) = _answered(lambda: lease._look(tmp_path / "lease"))
+    assert found.holder is None  # type: ignore[attr-defined]
+    assert _answered(lambda: _error_of(lambda: checkpoint._check_sum(tmp_path / "1-1.safetensors"))) == ["not a file"]
+    assert _answered(lambda: _error_of(lambda: child._opened(tmp_path / "log"))) == ["not a file"]
+
+
+def test_output_of_a_trial_does_not_wait_for_a_pipe_in_the_place_of_its_log(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    _redirect(tmp_path / "log")
+
+
+def _redirect(log: Path) -> None:
+    """In a process of its own: the output of the one that does it is gone."""
+    code = "import sys, pathlib; from ablate import child; child._redirect_output(pathlib.Path(sys.argv[1])); print(1)"
+    subprocess.run([sys.executable, "-c", code, str(log)], check=True, timeout=60)
+
+
+def _error_of(ask: Callable[[], object]) -> object:
+    try:
+        return ask()
+    except OSError as error:
+        return error.strerror
 
 
 def test_a_file_that_is_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
