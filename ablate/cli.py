@@ -443,6 +443,8 @@ def status(as_json: bool, **options: Any) -> int:
     echo(f"{facts['name']}: {facts['planned']} trials: {outcomes}{profiled}; {facts['left']} left")
     if facts["rounds_left"]:
         echo(f"rounds of timing: {facts['rounds_left']} left")
+    if facts["damaged"]:
+        echo(f"damaged: what is stored of {facts['damaged']} of them; ablate results verify tells, run does it again")
     for label in facts["running"]:
         echo(f"running: {label}")
     for each in facts["failed"]:

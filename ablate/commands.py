@@ -71,6 +71,7 @@ def status(wanted: Wanted) -> dict[str, Any]:
         "running": running_now(store),
         "only_profiled": sum(map(is_only_profiled, rows)),
         "left": len(tasks(trials, store, retry_failed=False)),
+        "damaged": sum(not store.is_whole(row["trial_id"]) for row in rows),
         "rounds_left": _rounds_left(experiment, store, resources),
         "failed": [
             {key: row[key] for key in ("variant", "seed", "status", "phase", "reason", "log")}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import json
 import logging
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from ablate import choice, plug_in
@@ -148,9 +149,18 @@ def _foreign(name: str) -> ModuleType:
     return _module_at(Path(name).resolve()) if plug_in.is_file(name) else importlib.import_module(name)
 
 
+class _SourceOnly(importlib.machinery.SourceFileLoader):
+    """Runs what stands in the file: code that lies compiled beside it was neither announced nor hashed."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
 def _module_at(file: Path) -> ModuleType:
     name = f"ablate_choice_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, file)
+    spec = importlib.util.spec_from_file_location(name, file, loader=_SourceOnly(name, str(file)))
     if spec is None or spec.loader is None or not file.is_file():
         raise FileNotFoundError(f"no Python file at {file.name}")
     module = importlib.util.module_from_spec(spec)

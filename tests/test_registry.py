@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import py_compile
 import subprocess
 import sys
 from pathlib import Path
@@ -202,3 +203,12 @@ def test_the_slot_of_a_users_own_choice_is_that_of_its_class(here: Path) -> None
     assert registry.slot_of("./own.py") == registry.slot_of("own.py") == "attention"
     with pytest.raises(Faults, match=r"'\./none\.py' holds no choice"):
         registry.slot_of("./none.py")
+
+
+def test_code_that_lies_compiled_beside_a_file_is_not_run(here: Path) -> None:
+    """It was neither announced nor hashed, and Python takes it unlooked at where it says so itself."""
+    file = here / "own.py"
+    file.write_text("raise KeyError('compiled')\n", encoding="utf-8")
+    py_compile.compile(str(file), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    file.write_text("raise KeyError('source')\n", encoding="utf-8")
+    assert "KeyError: 'source'" in fault_of("attention", "./own.py").message

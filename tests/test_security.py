@@ -475,6 +475,7 @@ def test_stored_words_of_others_cannot_control_a_terminal(tmp_path: Path, monkey
         "running": ["c\x1b]0;title\x07"],
         "only_profiled": 0,
         "left": 0,
+        "damaged": 0,
     }
     monkeypatch.setattr(commands, "status", lambda wanted: {**facts, "rounds_left": 0, "failed": [failed]})
     for flags in ((), ("--json",)):
