@@ -72,12 +72,15 @@ def read(wanted: Wanted) -> Experiment:
 
     Raises `FileFaults`.
     """
-    from ablate import experiment, gatekeeper, plan
+    from ablate import experiment, gatekeeper, plan, registry
     from ablate.variant import of_own_code, own_code
 
     found = experiment.read(wanted.file, wanted.sets)
     _check_free(found, document.experiment_name(found))
-    fatal = gatekeeper.rehearse(found, wanted.sets, wanted.max_trials) if any(own_code(found.data)) else {}
+    named = sorted({name for _, name in own_code(found.data)})
+    for name in named:
+        registry.announce(name)
+    fatal = gatekeeper.rehearse(found, wanted.sets, wanted.max_trials) if named else {}
     whole = experiment.Experiment.of(found, wanted.max_trials)
     own = of_own_code(whole.variants)
     return plan.checked(whole, {variant.name: fault for kind, fault in fatal.items() for variant in own[kind]})

@@ -17,8 +17,8 @@ import hashlib
 import json
 import logging
 import os
+import platform
 import re
-import socket
 import threading
 import time
 import uuid
@@ -66,7 +66,7 @@ class Holder:
     def new(cls, what: str) -> Self:
         """This process, with a token that nobody else has."""
         pid = os.getpid()
-        return cls(socket.gethostname(), boot(), pid, started(pid) or "", uuid.uuid4().hex, what)
+        return cls(platform.node(), boot(), pid, started(pid) or "", uuid.uuid4().hex, what)
 
     @classmethod
     def read(cls, content: bytes) -> Self | None:
@@ -86,7 +86,7 @@ class Holder:
 
     def is_here(self) -> bool:
         """Whether its process, if it lives, is one that this system can see."""
-        return bool(self.boot) and (self.host, self.boot) == (printable(socket.gethostname()), boot())
+        return bool(self.boot) and (self.host, self.boot) == (printable(platform.node()), boot())
 
     def is_gone(self) -> bool:
         """Whether its process is known to have ended."""

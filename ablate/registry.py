@@ -141,11 +141,16 @@ def _config(slot: str, name: str) -> Any:
 
 
 @cache
-def _foreign(name: str) -> ModuleType:
+def announce(name: str) -> None:
+    """Say which code of the user's own will be run, before it is, here or in a child."""
     if not plug_in.is_file(name) and (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
-    # Said before it is done: nobody has looked into it yet.
     _log.warning("imports your own code: %s (%s)", name, ", ".join(plug_in.files(name)) or "no file found")
+
+
+@cache
+def _foreign(name: str) -> ModuleType:
+    announce(name)
     return _module_at(Path(name).resolve()) if plug_in.is_file(name) else importlib.import_module(name)
 
 

@@ -35,6 +35,7 @@ def _nothing_loaded() -> None:
     """Each test has an `own.py` of its own."""
     registry._config.cache_clear()
     registry._foreign.cache_clear()
+    registry.announce.cache_clear()
 
 
 def there() -> set[str]:

@@ -28,7 +28,7 @@ VERBS = sorted(main.commands)
 @pytest.fixture(autouse=True)
 def _forgotten() -> None:
     """A file of the same name in another folder is another choice."""
-    for remembered in (registry._config, registry._foreign):
+    for remembered in (registry._config, registry._foreign, registry.announce):
         remembered.cache_clear()
 
 

@@ -775,7 +775,7 @@ def own(write: Write) -> Path:
     write()
     file = Path("own.py")
     file.write_text(OWN.replace("{OFFERS}", ""), encoding="utf-8")
-    for remembered in (registry._config, registry._foreign):
+    for remembered in (registry._config, registry._foreign, registry.announce):
         remembered.cache_clear()
     return file
 

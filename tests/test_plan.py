@@ -25,7 +25,7 @@ vary: {n_heads: [4, 3], block: [pre_norm, post_norm]}
 @pytest.fixture(autouse=True)
 def _forgotten() -> None:
     """A file of the same name in another folder is another choice."""
-    for remembered in (registry._config, registry._foreign):
+    for remembered in (registry._config, registry._foreign, registry.announce):
         remembered.cache_clear()
 
 

@@ -60,7 +60,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", [*sys.path])
     for imported in ("my_lab", "my_lab.shared_kv"):
         sys.modules.pop(imported, None)
-    for remembered in (registry._config, registry._foreign):
+    for remembered in (registry._config, registry._foreign, registry.announce):
         remembered.cache_clear()
     return tmp_path
 

@@ -185,6 +185,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in [each for each in sys.modules if each.startswith("planted_lab")]:
         del sys.modules[name]
     registry._foreign.cache_clear()
+    registry.announce.cache_clear()
     registry._config.cache_clear()
 
 
