@@ -33,7 +33,7 @@ SPEC: dict[str, Any] = {}
 class FakeChild:
     """Works for a while, and ends well or as the variant's width says."""
 
-    limit, phase, sentinel = None, "train", 0
+    limit, phase, sentinel, past = None, "train", 0, None
 
     def __init__(self, start: Any, job: Any) -> None:
         self.job, self.process, self.began = job, self, time.monotonic()
@@ -62,6 +62,15 @@ class FakeChild:
 
     def stop(self, outcome: Ending) -> None:
         self.outcome = outcome
+
+    def kill(self) -> None:
+        pass
+
+    def ask_to_stop(self) -> None:
+        self.phase = "profile"  # in which nothing is waited for
+
+    def interrupt(self, reason: str) -> None:
+        self.outcome = ("interrupted", self.phase, reason)
 
     def end(self) -> Ending:
         while isinstance(self.job, TimingJob) and self.is_alive():
@@ -115,7 +124,7 @@ def run(spec: dict[str, Any]) -> int:
     calibration.calibrate = lambda *_, **__: ({}, "a fake has no device")  # type: ignore[assignment]
     gatekeeper.check = check
     capacity.Tries._try = attempt  # type: ignore[method-assign]
-    capacity.available = lambda device: 10**9  # what is free just now differs
+    capacity.available = lambda *_: 10**9  # what is free just now differs
     sweep._mirror = lambda *_, **__: None  # type: ignore[assignment]
     report.can_draw = lambda: False  # it takes longer than all the rest
     lease.DEAD_AFTER = spec.get("dead_after", 3600.0)
