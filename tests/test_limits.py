@@ -514,15 +514,15 @@ SIZES = {
 
 @pytest.mark.parametrize("word", [*SIZES, "G", "lots", "1e9", "٣G"])
 def test_sizes_are_read_as_people_write_them(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ablate import commands
+    from ablate import asked, sweep
 
     seen: list[int | None] = []
 
-    def run(wanted: commands.Wanted, console: Any) -> None:
+    def run(wanted: asked.Wanted, console: Any) -> None:
         seen.append(wanted.memory)
         raise ValueError("that is all")
 
-    monkeypatch.setattr(commands, "run", run)
+    monkeypatch.setattr(sweep, "run", run)
     done = CliRunner().invoke(main, ["run", "none.yaml", "--memory", word])
     assert done.exit_code == 2
     size = SIZES.get(word)
