@@ -550,6 +550,8 @@ def test_a_job_carries_what_it_may_take() -> None:
 def test_a_signal_to_the_whole_group_interrupts_and_crashes_nothing(tmp_path: Path) -> None:
     """As a scheduler, a terminal or `kill -- -PID` sends it: to the run, the server of its children, and all else."""
     import ablate
+    from ablate.results import Store
+    from ablate.runner import running_now
 
     text = TINY.replace("steps: 2", "steps: 1000000").replace("{wide: {d_model: 4096, max_seq_len: 16}}", "{}")
     (tmp_path / "tiny.yaml").write_text(text, encoding="utf-8")
@@ -569,8 +571,8 @@ def test_a_signal_to_the_whole_group_interrupts_and_crashes_nothing(tmp_path: Pa
     told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, cwd=tmp_path, text=True, start_new_session=True, **told) as run:  # type: ignore[call-overload]
         try:
-            log = tmp_path / "results/tiny/running.json"
-            wait_for(lambda: log.exists() and "baseline" in log.read_text("utf-8"), 120)
+            store = Store(tmp_path / "results/tiny")
+            wait_for(lambda: "baseline seed 0" in running_now(store), 120)
             family = psutil.Process(run.pid).children(recursive=True)
             os.killpg(run.pid, signal.SIGTERM)
             output, _ = run.communicate(timeout=120)
