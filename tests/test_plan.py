@@ -114,7 +114,7 @@ def test_plan_starts_nothing_and_leaves_nothing(write: Write, monkeypatch: pytes
         raise AssertionError("a plan starts nothing")
 
     monkeypatch.setattr("multiprocessing.process.BaseProcess.start", forbidden)
-    monkeypatch.setattr("ablate.tracking.Tracker.open", forbidden)
+    monkeypatch.setattr("ablate.mirror.Mirror.__init__", forbidden)
     file = write(MORE)
     facts(file, status=1)
     said(str(file), status=1)
