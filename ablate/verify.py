@@ -26,7 +26,7 @@ _OTHERS = {"checkpoints", "leases"}
 
 _AGAIN = "python -m ablate run FILE does again what is missing"
 _AWAY = "move it away"
-_LEFT = "python -m ablate results compact FILE removes it once it is an hour old"
+_LEFT = "the next run removes it, or results compact, once its writer is known to be gone or it is an hour old"
 
 _DOCUMENTS: dict[str, tuple[Any, dict[str, list[str]], str]] = {
     "experiment.json": (EXPERIMENT, {"variants": ["name"], "invalid": ["variant", "reason"]}, "run writes it again"),
