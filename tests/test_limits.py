@@ -4,6 +4,7 @@ than it may. Each case is a process of its own that starts children as a run doe
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -178,11 +179,17 @@ def close_the_pipe(job: BuildJob, connection: Any) -> None:
     time.sleep(1000)
 
 
+def abort() -> None:
+    """As C does it, without the tests' own word on it."""
+    faulthandler.disable()
+    os.abort()
+
+
 def abort_for_memory(job: BuildJob, connection: Any) -> None:
     bond.bind()
     child._redirect_output(Path(job.log))
     os.write(2, b"terminate called after throwing an instance of 'std::bad_alloc'\n")
-    os.abort()
+    abort()
 
 
 def leave_a_helper(job: BuildJob, connection: Any) -> None:
@@ -384,10 +391,7 @@ def test_what_ends_for_want_of_memory_in_c_says_so(begin: Callable[..., Child], 
 def test_what_an_earlier_attempt_said_of_memory_is_of_that_one(begin: Callable[..., Child], tmp_path: Path) -> None:
     (tmp_path / "log").write_text("std::bad_alloc\n", encoding="utf-8")
 
-    def abort(job: BuildJob, connection: Any) -> None:
-        os.abort()
-
-    assert child.attend(begin(abort), lambda: False)[0] == "killed"
+    assert child.attend(begin(lambda *_: abort()), lambda: False)[0] == "killed"
 
 
 def test_a_child_that_the_system_ended_for_memory_is_oom_in_any_group(
