@@ -209,7 +209,7 @@ def _fault(kind: type[Settings], item: dict[str, Any], path: Path) -> SettingsEr
     *above, last = item["loc"] or ("",)
     is_own = item["type"] in ("extra_forbidden", "missing")  # the last part is then a key, whatever it looks like
     place: Path = tuple(part for part in above if not _KIND.match(str(part)))
-    place += (last,) if last != "" and (is_own or not _KIND.match(str(last))) else ()
+    place += (last,) if is_own or (last != "" and not _KIND.match(str(last))) else ()
     if item["type"] == "extra_forbidden":
         return unknown(str(place[-1]), _known(kind, place[:-1]), "setting", (*path, *place))
     if item["type"] == "missing":

@@ -96,7 +96,9 @@ def command(function: Command) -> Command:
             if BrokenPipeError in (type(error), type(error.__context__)):
                 raise BrokenPipeError(errno.EPIPE, "nobody reads on") from None  # click ends quietly
             if debug:
-                traceback.print_exc()
+                from ablate.redaction import redacted
+
+                echo(redacted(traceback.format_exc()), err=True)
             echo(_told(error, debug), err=True)
             status = 2
         sys.exit(status or 0)
@@ -606,7 +608,10 @@ def compact(target: str, results: Path, as_json: bool) -> int:
         return 0
     merged = ", ".join(f"{number} {kind}" for kind, number in facts["merged"].items())
     removed = f"; removed what killed writers left: {', '.join(facts['removed'])}" if facts["removed"] else ""
-    echo(f"{facts['folder']}: small files merged: {merged}{removed}")
+    damaged = (
+        f"; left alone, for `results verify` to tell of: {', '.join(facts['damaged'])}" if facts["damaged"] else ""
+    )
+    echo(f"{facts['folder']}: small files merged: {merged}{removed}{damaged}")
     return 0
 
 

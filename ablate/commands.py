@@ -47,7 +47,7 @@ def plan_facts(wanted: Wanted) -> dict[str, Any]:
         "invalid": [{"variant": each.name, "reason": each.reason} for each in experiment.invalid],
         "same": experiment.same,
         "plug_ins": experiment.plug_ins(),
-        "plug_in_files": {name: plug_in.files(name) for name in experiment.plug_ins()},
+        "plug_in_files": {name: plug_in.files_of(name) for name in experiment.plug_ins()},
     }
 
 
@@ -166,14 +166,18 @@ def gates(wanted: Wanted) -> dict[str, Any]:
 
 def sync(target: str, results: Path, reports: Path) -> SyncResult:
     """Bring MLflow up to date from what is stored, and with the report that was written of it."""
+    from ablate.mlflow_address import check_address
     from ablate.tracking import Tracker
 
+    check_address()
     store = Store(stored(target, results).folder)
     return Tracker.connect(results, store).sync(reports / store.folder.name)
 
 
 def ui(results: Path, port: int, names: Sequence[str]) -> int:
     """MLflow's UI over the store until it is stopped."""
+    from ablate.mlflow_address import check_address
     from ablate.mlflow_ui import serve
 
+    check_address()
     return serve(results, port, list(names) or None, lambda line: print(visible(line), flush=True))

@@ -25,7 +25,8 @@ def compact(store: Store) -> dict[str, Any]:
         merged = {kind: _merge(store, kind, found, rows) for kind, found in looks.items()}
         removed = store.remove_leftovers()
     told = [path.relative_to(store.folder).as_posix() for path in removed]
-    return {"folder": str(store.folder), "merged": merged, "removed": told}
+    damaged = [f"{kind}/{name}".rstrip("/") for kind, found in looks.items() for name in sorted(found.faults)]
+    return {"folder": str(store.folder), "merged": merged, "removed": told, "damaged": damaged}
 
 
 def _merge(store: Store, kind: str, found: Found, rows: Mapping[str, bytes]) -> int:

@@ -29,6 +29,14 @@ _SURELY_FITS_BYTES = 2**26
 """Nobody asks how much memory is free before a file of this size is read."""
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; of a name that no file can have, too."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def write_atomically(path: Path, write: Callable[[Any], None]) -> None:
     """`path` holds either what it held before or all of the new content, whatever happens on the way."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -23,8 +23,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ablate.mlflow_address import SYNC, TrackingError
 from ablate.results import Store
-from ablate.tracking import SYNC, SyncResult, Tracker, TrackingError
+from ablate.tracking import SyncResult, Tracker
 
 _log = logging.getLogger(__name__)
 

@@ -7,19 +7,21 @@ import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from ablate import files
 
-def is_file(name: str) -> bool:
+
+def is_path(name: str) -> bool:
     """Whether a choice is named by its path, and not as a module."""
     return "/" in name or "\\" in name or name.endswith(".py")
 
 
-def files(name: str) -> list[str]:
+def files_of(name: str) -> list[str]:
     """The files that are run to import what `name` means, the outermost package first; none where there is none.
 
     `importlib.util.find_spec` would import the packages around a module to look for it.
     """
-    if is_file(name):
-        return [_shown(Path(name).resolve())] if Path(name).is_file() else []
+    if is_path(name):
+        return [_shown(Path(name).resolve())] if files.is_file(Path(name)) else []
     found, parts, places = list[str](), name.split("."), None
     for i in range(len(parts)):
         spec = _spec(".".join(parts[: i + 1]), places)

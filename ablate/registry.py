@@ -26,6 +26,7 @@ from ablate.catalogue import SOURCES as SOURCES
 from ablate.catalogue import names as names
 from ablate.catalogue import text
 from ablate.choice import Choice, Faults, SettingsError, unknown, validated
+from ablate.files import is_file
 
 _log = logging.getLogger(__name__)
 
@@ -143,15 +144,15 @@ def _config(slot: str, name: str) -> Any:
 @cache
 def announce(name: str) -> None:
     """Say which code of the user's own will be run, before it is, here or in a child."""
-    if not plug_in.is_file(name) and (here := str(Path.cwd())) not in sys.path:
+    if not plug_in.is_path(name) and (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
-    _log.warning("imports your own code: %s (%s)", name, ", ".join(plug_in.files(name)) or "no file found")
+    _log.warning("imports your own code: %s (%s)", name, ", ".join(plug_in.files_of(name)) or "no file found")
 
 
 @cache
 def _foreign(name: str) -> ModuleType:
     announce(name)
-    return _module_at(Path(name).resolve()) if plug_in.is_file(name) else importlib.import_module(name)
+    return _module_at(Path(name).resolve()) if plug_in.is_path(name) else importlib.import_module(name)
 
 
 class _SourceOnly(importlib.machinery.SourceFileLoader):
@@ -166,7 +167,7 @@ class _SourceOnly(importlib.machinery.SourceFileLoader):
 def _module_at(file: Path) -> ModuleType:
     name = f"ablate_choice_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, file, loader=_SourceOnly(name, str(file)))
-    if spec is None or spec.loader is None or not file.is_file():
+    if spec is None or spec.loader is None or not is_file(file):
         raise FileNotFoundError(f"no Python file at {file.name}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

@@ -53,7 +53,9 @@ def run(wanted: Wanted, console: Console) -> Ran:
     """Plan, train, profile, record, report. Raises `FileFaults` before anything runs if the input is wrong."""
     from ablate import plan
     from ablate.interruption import signals
+    from ablate.mlflow_address import check_address
 
+    check_address()
     experiment = read(wanted)
     plans = plan.plan(experiment, timed=False)
     resources = resources_for(wanted, plans)

@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import platform
+import socket
 import sqlite3
 import time
 import warnings
@@ -19,25 +20,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import urlsplit
 
 from filelock import FileLock
 
 from ablate.inside import file_of
 from ablate.interleaved import Rounds
+from ablate.mlflow_address import (
+    SYNC,
+    TrackingError,
+    artifact_root,
+    database_of,
+    default_uri,
+    is_server,
+    refuse_folder,
+)
 from ablate.mlflow_run import RunContent, metrics_of_rounds, run_content
 from ablate.mlflow_view import CURRENT_TAG, RUN_COLOUR_TAG, VIEW_TAG, run_colour, view_state
 from ablate.mlflow_view import comparison_links as comparison_links
-from ablate.redaction import redacted
 from ablate.results import Store, places
 from ablate.tables import ResultsError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Experiment, Run
-
-SYNC = "python -m ablate sync FILE"
-"""What brings MLflow up to date, whatever happened to it."""
 
 _ENTITIES_PER_REQUEST = 1000
 _PARAMS_PER_REQUEST = 100
@@ -56,14 +61,6 @@ _PATIENCE = {
 }
 
 
-class TrackingError(RuntimeError):
-    """Why MLflow cannot be used (`message`) and what to do about it (`cure`)."""
-
-    def __init__(self, message: str, cure: str) -> None:
-        self.message, self.cure = redacted(message), redacted(cure)
-        super().__init__(f"{self.message}\n{self.cure}")
-
-
 @dataclass
 class SyncResult:
     """What `Tracker.sync` did, by trial id. `failed` says why it stopped early."""
@@ -72,24 +69,6 @@ class SyncResult:
     replaced: list[str] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
     failed: str | None = None
-
-
-# --- Where it is ------------------------------------------------------------------------------------------------------
-
-
-def default_uri(results_root: Path) -> str:
-    """`MLFLOW_TRACKING_URI` where it is set, else a SQLite file among the results."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(results_root).resolve()}/mlflow.db"
-
-
-def is_server(uri: str) -> bool:
-    """Whether `uri` is a running server's address, not a store of our own."""
-    return urlsplit(uri).scheme in ("http", "https", "databricks")
-
-
-def artifact_root(results_root: Path) -> Path:
-    """Where the files of runs go when the store is ours."""
-    return Path(results_root).resolve() / "mlartifacts"
 
 
 # --- The mirror -------------------------------------------------------------------------------------------------------
@@ -113,7 +92,7 @@ class Tracker:
     def connect(cls, results_root: Path, store: Store) -> Self:
         """Creates the store and the experiment where they are missing, and clears runs that were never finished."""
         uri = default_uri(results_root)
-        _refuse_file_store(uri)
+        refuse_folder(uri)
         _prepare()
         lock = _lock_path(uri, Path(results_root))
         _import()
@@ -448,14 +427,9 @@ def _experiment_name(store: Store) -> str:
 # --- Getting there ----------------------------------------------------------------------------------------------------
 
 
-def _file_of(uri: str) -> Path | None:
-    """The database file of a plain SQLite address."""
-    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") and "?" not in uri else None
-
-
 def _check_database(uri: str) -> None:
     """MLflow tries a file that cannot be opened for minutes, and tells of it in the words of its own layers."""
-    path = _file_of(uri)
+    path = database_of(uri)
     if path is None or not path.exists():
         return
     fault = "it is a folder" if path.is_dir() else _fault_of_database(path)
@@ -472,14 +446,6 @@ def _fault_of_database(path: Path) -> str | None:
     except sqlite3.Error as error:
         return str(error)
     return None if found == "ok" else " ".join(found.split())
-
-
-def _refuse_file_store(uri: str) -> None:
-    if urlsplit(uri).scheme in ("", "file"):
-        raise TrackingError(
-            f"MLflow no longer keeps runs in plain folders, as MLFLOW_TRACKING_URI={uri} asks.",
-            "Unset it to use a SQLite file among the results, or set sqlite:////absolute/path/mlflow.db.",
-        )
 
 
 def _prepare() -> None:
@@ -572,8 +538,18 @@ def _tracking_errors() -> Iterator[None]:
     except TrackingError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = _reason(error)
         raise TrackingError(reason, _cure(reason)) from error
+
+
+def _reason(error: BaseException) -> str:
+    """What the system said where that is the root of it, as of a server that is not there; else the error's words."""
+    within: BaseException | None = error
+    while within is not None:
+        if isinstance(within, ConnectionError | socket.gaierror) and within.strerror:
+            return f"the server cannot be reached: {within.strerror}."
+        within = within.__cause__ or within.__context__
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _cure(reason: str) -> str:
@@ -587,7 +563,7 @@ def _cure(reason: str) -> str:
 
 def _lock_path(uri: str, results_root: Path) -> Path:
     """Beside the store where it is a file: that is what several processes must not create at once."""
-    path = _file_of(uri)
+    path = database_of(uri)
     return path.with_name(f"{path.name}.lock") if path else results_root / ".mlflow.lock"
 
 

@@ -318,6 +318,42 @@ def test_a_folder_to_stand_in_that_is_gone(write: Write) -> None:
     assert shell("mkdir gone; cd gone; rmdir ../gone; ablate plan ../tiny.yaml") == (2, "", said)
 
 
+FOUND = {
+    "a key without a name": ("'': {d_model: 32}\ntrain: {steps: 1}", "unknown setting ''"),
+    "code at a place that no path can name": (f"train: {{steps: 1}}\nbaseline: {{norm: '{'../' * 2000}n'}}", "norm '../"),
+    "a wrong value of what a rule does not have": (
+        "train: {steps: 1}\nbaseline: {position: {name: rope, scaling: {kind: linear, factor: 2, beta_fast: [1]}}}",
+        "'scaling.beta_fast': a number is needed",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "said"), FOUND.values(), ids=FOUND)
+def test_what_the_fuzzer_found(content: str, said: str, write: Write) -> None:
+    assert said in refused("plan", str(write(content)))[0]
+
+
+ADDRESSES = (
+    "http://[bad",
+    "htp://host:5000",
+    "http://",
+    "https:///path",
+    "just/a/folder",
+    "file:///tmp/runs",
+    "ht tp://x",
+)
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+@pytest.mark.parametrize("verb", ["run", "sync", "ui"])
+def test_an_address_of_mlflow_that_cannot_be_one(
+    address: str, verb: str, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    fault, _ = refused(verb, *([] if verb == "ui" else [str(write("train: {steps: 1}"))]))
+    assert address in fault
+
+
 def test_bytes_that_are_no_text(write: Write) -> None:
     write()
     assert refused("plan", "\udcff.yaml")[0].endswith("cannot be read: No such file or directory")

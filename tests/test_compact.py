@@ -96,7 +96,9 @@ def test_a_compacted_file_that_cannot_be_read_is_not_written_over(store: Store) 
     path = store.folder / "trials/compacted.parquet"
     path.write_bytes(damaged := path.read_bytes()[:-9])
     store.write_trial(row("a1", seed=1), CURVE, PROFILE)
-    assert compact(store)["merged"]["trials"] == 0
+    done = compact(store)
+    assert done["merged"]["trials"] == 0
+    assert done["damaged"] == ["trials/compacted.parquet"]
     assert path.read_bytes() == damaged
     assert store.load().trials["trial_id"].tolist() == ["a1"]
     assert "trials/compacted.parquet" in faults(store)

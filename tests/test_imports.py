@@ -68,6 +68,7 @@ STOREYS = [
         "mirror",
         "mlflow_run",
         "mlflow_ui",
+        "mlflow_address",
         "tasks",
         "rows",
         "keeping",
@@ -241,6 +242,7 @@ LIGHT = (
     *(
         "mlflow_run",
         "mlflow_ui",
+        "mlflow_address",
         "progress",
         "runner",
         "tasks",

@@ -25,10 +25,11 @@ import pytest
 
 from ablate import mirror, tracking
 from ablate.mirror import Answer, Desk, Mirror
+from ablate.mlflow_address import TrackingError
 from ablate.mlflow_ui import serve
 from ablate.redaction import redacted
 from ablate.results import Store
-from ablate.tracking import Tracker, TrackingError
+from ablate.tracking import Tracker
 
 COMMAND = "python -m ablate sync small.yaml"
 TRIALS = ("b0", "b1", "c0")

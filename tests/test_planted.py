@@ -114,7 +114,7 @@ def test_a_variant_that_is_twice_as_slow_is_reported_twice_as_slow(runs: list[Do
         for column in ("step_seconds_p50", "forward_seconds_p50"):
             assert 1.7 < slower[column] / baseline[column] < 2.4, column
         assert slower["step_seconds_p10"] >= 0.12, "no step is shorter than its sleep"
-        assert slower["train_tokens_per_second_p50"] == pytest.approx(32 / slower["step_seconds_p50"], rel=0.1)
+        assert slower["train_tokens_per_second_p50"] == pytest.approx(32 / slower["step_seconds_p50"], rel=0.3)
 
 
 def test_memory_of_a_variant_does_not_depend_on_its_place_in_the_grid(runs: list[Done]) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from conftest import Expand, Refused
 
-from ablate import building, catalogue, commands, cost, meta, model, presets
+from ablate import building, catalogue, cost, describing, meta, model, presets
 from ablate.settings import LayerSettings, ModelSettings
 
 DATA = Path(__file__).parent / "data"
@@ -66,7 +66,7 @@ def expected(name: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_what_describe_says_is_exactly_what_the_model_has(name: str) -> None:
-    told = commands.describe_preset(name)
+    told = describing.describe_preset(name)
     found = {
         "total": told["params_total"],
         "non_embedding": told["params_non_embedding"],

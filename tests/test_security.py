@@ -194,9 +194,9 @@ PLANTED = ["planted_lab/__init__.py", "planted_lab/inner/__init__.py", "planted_
 
 def test_the_files_of_a_plug_in_are_found_without_running_one(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(lab))
-    assert plug_in.files("planted_lab.inner.own") == PLANTED
-    assert plug_in.files("./alone.py") == ["alone.py"]
-    assert plug_in.files("alone.py") == ["alone.py"]
+    assert plug_in.files_of("planted_lab.inner.own") == PLANTED
+    assert plug_in.files_of("./alone.py") == ["alone.py"]
+    assert plug_in.files_of("alone.py") == ["alone.py"]
     nowhere = (
         "planted_lab.gone",
         "planted_lab.inner.own.deeper",
@@ -208,8 +208,8 @@ def test_the_files_of_a_plug_in_are_found_without_running_one(lab: Path, monkeyp
         "planted_lab.",
     )
     for name in nowhere:
-        assert plug_in.files(name) == []
-    assert plug_in.files("os.path")
+        assert plug_in.files_of(name) == []
+    assert plug_in.files_of("os.path")
     assert not (lab / "ran").exists()
     assert not [name for name in sys.modules if name.startswith("planted_lab")]
 

@@ -21,11 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ablate import tracking
+from ablate.mlflow_address import TrackingError, default_uri, is_server
 from ablate.mlflow_run import POINTS_PER_METRIC, decode_name, encode_name, run_content, thinned
 from ablate.mlflow_view import comparison_links, run_colour, view_state
 from ablate.results import Store, places
 from ablate.schema import TRIALS
-from ablate.tracking import Tracker, TrackingError, default_uri
+from ablate.tracking import Tracker
 
 STEPS = 2500
 LOWEST = 1234
@@ -594,5 +595,5 @@ def test_the_mirror_alone_brings_neither_mlflow_nor_torch() -> None:
 def test_an_error_says_what_to_do() -> None:
     error = TrackingError("it is broken.", "Mend it.")
     assert (error.message, error.cure) == ("it is broken.", "Mend it.")
-    assert tracking.is_server("https://x")
-    assert not tracking.is_server("sqlite:///x")
+    assert is_server("https://x")
+    assert not is_server("sqlite:///x")

@@ -18,9 +18,10 @@ from typing import Any
 
 import pytest
 
+from ablate.mlflow_address import TrackingError
 from ablate.mlflow_ui import serve
 from ablate.results import Store
-from ablate.tracking import Tracker, TrackingError
+from ablate.tracking import Tracker
 
 # More runs than MLflow shows unless it is told to.
 VARIANTS = {"baseline": 4096, "gqa": 1024, "mqa": 512, "mla": 640, "linear": 0, "window": 777}

@@ -5,7 +5,9 @@ Usage: python tools/compare_results.py FIRST SECOND. Exit status 1 where somethi
 
 from __future__ import annotations
 
+import argparse
 import sys
+from pathlib import Path
 
 import pandas as pd
 
@@ -46,7 +48,7 @@ def _same(first: pd.Series, second: pd.Series) -> bool:
     return bool(first.reset_index(drop=True).equals(second.reset_index(drop=True)))
 
 
-def main(first: str, second: str) -> int:
+def main(first: Path, second: Path) -> int:
     """Print what differs, or what was compared."""
     one, other = load(first), load(second)
     found = differences(one, other)
@@ -58,4 +60,7 @@ def main(first: str, second: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:3]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("first", type=Path)
+    parser.add_argument("second", type=Path)
+    sys.exit(main(**vars(parser.parse_args())))

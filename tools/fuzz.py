@@ -69,7 +69,7 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--files", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, help="number of the first file")
+    parser.add_argument("--first", type=int, default=0, help="number of the first file, whole hundreds")
     parser.add_argument("--keep", type=Path, default=Path(".fuzzed"), metavar="FOLDER", help="for files with faults")
     return parser.parse_args(given)
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ablate.choice import Faults, unknown
-from ablate.hf._fields import HARMLESS, Fields, fault, is_file, refusal, shown
+from ablate.files import is_file
+from ablate.hf._fields import HARMLESS, Fields, fault, refusal, shown
 from ablate.hf._places import Layout
 
 Tree = dict[str, Any]

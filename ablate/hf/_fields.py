@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from ablate.choice import Faults, SettingsError
@@ -43,14 +42,6 @@ def fault(message: str, cure: str = "") -> SettingsError:
     """A fault on one line: what a file says may hold line breaks, and characters that no terminal shows."""
     line = "".join(each if each.isprintable() else repr(each)[1:-1] for each in message)
     return SettingsError((), line, cure)
-
-
-def is_file(path: Path) -> bool:
-    """Whether there is such a file; of a name that no file can have, too."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
 
 
 def shown(value: object) -> str:

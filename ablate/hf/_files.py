@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from ablate.hf._fields import is_file, refusal, shown
+from ablate.files import is_file
+from ablate.hf._fields import refusal, shown
 
 if TYPE_CHECKING:
     import torch

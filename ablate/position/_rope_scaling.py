@@ -6,8 +6,7 @@ The rules are those that published models were made with, to the last rounding o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -40,18 +39,13 @@ class RopeScaling(Settings):
     )
     high_freq_factor: Real | None = Field(None, gt=0, description="llama3: pairs with more turns keep theirs; 4")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _as_meant(cls, raw: Any) -> Any:
-        """Equal rules are written alike."""
-        if not isinstance(raw, Mapping) or (meant := _MEANT.get(str(raw.get("kind")))) is None:
-            return raw
-        idle = {name for settings in _MEANT.values() for name in settings} - set(meant)
-        kept = {name: value for name, value in raw.items() if name not in idle and value is not None}
-        return {**meant, **kept}
-
     @model_validator(mode="after")
     def _is_a_rule(self) -> Self:
+        """Equal rules are written alike; what one does not have must be right all the same."""
+        meant = _MEANT[self.kind]
+        for name in {name for settings in _MEANT.values() for name in settings}:
+            given = getattr(self, name) if name in meant else None
+            self.__dict__[name] = meant.get(name) if given is None else given
         if "original_max_seq_len" in _MEANT[self.kind] and self.original_max_seq_len is None:
             raise SettingsError((), f"scaling {self.kind} needs original_max_seq_len", "give the length trained on")
         for low, high in (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor")):
