@@ -16,9 +16,11 @@ from ablate.experiment import Experiment
 hypothesis.settings.register_profile("ablate", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("ablate")
 
-# Children inherit it: what this machine can do is measured once for all tests, and no user's cache is touched.
-_CACHE = tempfile.TemporaryDirectory(prefix="ablate-cache-")
-os.environ["ABLATE_CACHE"] = _CACHE.name
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    # Children and xdist's workers inherit it: what this machine can do is measured once for all tests, and no user's
+    # cache is touched.
+    _CACHE = tempfile.TemporaryDirectory(prefix="ablate-cache-")
+    os.environ["ABLATE_CACHE"] = _CACHE.name
 
 TINY = """\
 name: tiny

@@ -320,7 +320,10 @@ def test_a_folder_to_stand_in_that_is_gone(write: Write) -> None:
 
 FOUND = {
     "a key without a name": ("'': {d_model: 32}\ntrain: {steps: 1}", "unknown setting ''"),
-    "code at a place that no path can name": (f"train: {{steps: 1}}\nbaseline: {{norm: '{'../' * 2000}n'}}", "norm '../"),
+    "code at a place that no path can name": (
+        f"train: {{steps: 1}}\nbaseline: {{norm: '{'../' * 2000}n'}}",
+        "norm '../",
+    ),
     "a wrong value of what a rule does not have": (
         "train: {steps: 1}\nbaseline: {position: {name: rope, scaling: {kind: linear, factor: 2, beta_fast: [1]}}}",
         "'scaling.beta_fast': a number is needed",

@@ -109,6 +109,9 @@ def timer_seconds(clock: Clock, readings: int = 2000) -> float | None:
     return min((step for step in steps if step > 0), default=None)
 
 
+REST_SECONDS = 600.0
+"""So long is a calibration of a busy machine good enough."""
+
 IDENTITY = ("device", "device_name", "gpu_uuid", "threads", "cpus", "torch")
 
 
@@ -148,17 +151,27 @@ def measure(device: torch.device) -> dict[str, Any]:
 def calibrated(device: torch.device, *, anew: bool) -> dict[str, Any]:
     """The kept calibration of this device, or else a new one, which is kept where that can be done.
 
-    One that was made on a busy machine is made again the next time, and never takes the place of a calmer one.
+    One that was made on a busy machine is made again, but not at once: where it stays busy, each run would wait for
+    that. It never takes the place of a calmer one.
     """
     what = identity(device)
     known = kept.read("calibration", what)
-    if known and not anew and not kept.disturbance(known):
+    if known and not anew and not (kept.disturbance(known) and _age_seconds(known) > REST_SECONDS):
         return known
     found = measure(device)
-    if known and kept.disturbance(known) < kept.disturbance(found):
-        return found if anew else known
-    kept.write("calibration", what, found)
-    return found
+    is_calmer = known is not None and kept.disturbance(known) < kept.disturbance(found)
+    best = known if known and is_calmer else found
+    kept.write("calibration", what, {**best, "tried_at": datetime.now(UTC).isoformat(timespec="seconds")})
+    return found if anew else best
+
+
+def _age_seconds(known: dict[str, Any]) -> float:
+    """Since it was last tried; without end where that is not known, or lies ahead as after a jump of the clock."""
+    try:
+        age = (datetime.now(UTC) - datetime.fromisoformat(known["tried_at"])).total_seconds()
+    except (KeyError, TypeError, ValueError):
+        return math.inf
+    return age if age >= 0 else math.inf
 
 
 def keep_aa(found: dict[str, Any], facts: dict[str, Any]) -> None:
