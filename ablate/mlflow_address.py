@@ -12,7 +12,7 @@ from ablate.redaction import redacted
 SYNC = "python -m ablate sync FILE"
 """What brings MLflow up to date, whatever happened to it."""
 
-_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc")
+_SCHEMES = ("", "file", "http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc")
 _ADDRESSES = (
     "Unset it to use a SQLite file among the results, or set http://HOST:PORT or sqlite:////absolute/mlflow.db."
 )
@@ -42,7 +42,10 @@ def _kind(uri: str) -> str:
 
 
 def check_address() -> None:
-    """Raises `TrackingError` where `MLFLOW_TRACKING_URI` is none that MLflow could use, whatever is there."""
+    """Raises `TrackingError` where `MLFLOW_TRACKING_URI` is none that any MLflow could ever have used.
+
+    A folder, as older ones had it, costs the mirror and no training.
+    """
     if not (uri := os.environ.get("MLFLOW_TRACKING_URI")):
         return
     try:
