@@ -53,10 +53,8 @@ def check_address() -> None:
         fault = "it names no host" if parts.scheme in ("http", "https") and not parts.hostname else ""
     except ValueError as error:
         raise TrackingError(f"MLFLOW_TRACKING_URI={uri}: {error}", _ADDRESSES) from None
-    refuse_folder(uri)
-    if (kind := _kind(uri)) not in _SCHEMES and kind not in {
-        each.name for each in entry_points(group="mlflow.tracking_store")
-    }:
+    others = {each.name for each in entry_points(group="mlflow.tracking_store")}
+    if (kind := _kind(uri)) not in _SCHEMES and kind not in others:
         fault = f"'{kind}' is no kind of store that MLflow knows"
     if fault:
         raise TrackingError(f"MLFLOW_TRACKING_URI={uri}: {fault}", _ADDRESSES)
