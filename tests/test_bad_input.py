@@ -336,15 +336,7 @@ def test_what_the_fuzzer_found(content: str, said: str, write: Write) -> None:
     assert said in refused("plan", str(write(content)))[0]
 
 
-ADDRESSES = (
-    "http://[bad",
-    "htp://host:5000",
-    "http://",
-    "https:///path",
-    "just/a/folder",
-    "file:///tmp/runs",
-    "ht tp://x",
-)
+ADDRESSES = ("http://[bad", "htp://host:5000", "http://", "https:///path")
 
 
 @pytest.mark.parametrize("address", ADDRESSES)

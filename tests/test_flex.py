@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_profiling import prompts, variant
+from references import to_measure
+from test_profiling import prompts
 
 from ablate.attention import _scores
 from ablate.model import Transformer, build
@@ -50,7 +51,7 @@ def trainable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def model(settings: dict[str, Any] = FLEX) -> Transformer:
-    return build(variant(settings).model)
+    return build(to_measure(settings).model)
 
 
 def test_its_operator_is_seen_where_it_is_one_and_its_path_is_told_where_it_is_not(
@@ -80,7 +81,7 @@ def test_the_memory_of_its_training_is_measured() -> None:
     from test_train import batches_of
 
     def split(settings: dict[str, Any]) -> dict[str, int]:
-        whole = variant(settings)
+        whole = to_measure(settings)
         built = build(whole.model)
         learner, batch = Learner.of(built, whole.train), batches_of(whole).batch(1)
         return live.training_split(built, lambda part: learner.update(batch, 0.0, part))
@@ -96,7 +97,7 @@ def test_its_products_are_counted_as_those_of_the_definition(every_key: bool) ->
     from test_train import batches_of
 
     def counted(settings: dict[str, Any]) -> int:
-        whole = variant(settings)
+        whole = to_measure(settings)
         built = build(whole.model)
         inputs, _ = next(pieces(batches_of(whole).batch(1), 1, torch.device("cpu")))
         work = lambda count: flops.count_flops(count, every_key=every_key)  # noqa: E731

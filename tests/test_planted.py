@@ -57,6 +57,7 @@ BASELINE = "d_model: 16, feed_forward: FOLDER/sleeps.py"
 SLOWER = "feed_forward: {milliseconds: 120}"
 LARGER = "d_model: 256, feed_forward: {name: gelu, d_ff: 4096}"
 MEASURED = (
+    "decode_bandwidth_share",
     "mfu",
     "mfu_datasheet",
     "energy_joules_per_token",
