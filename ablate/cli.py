@@ -239,6 +239,7 @@ def plan(as_json: bool, **options: Any) -> int:
 
 def _print_plan(facts: Mapping[str, Any]) -> None:
     from ablate.asked import many
+    from ablate.fractional import in_words
 
     counts = facts["counts"]
     echo(f"{facts['name']}: {facts['question'] or ''}".rstrip(": "))
@@ -247,6 +248,9 @@ def _print_plan(facts: Mapping[str, Any]) -> None:
     trials = f"{many(counts['trials'], 'trial')}, {facts['stored']} of them stored"
     shared = f"{facts['device']}, {facts['workers']} at a time, {many(facts['threads'], 'thread')} each"
     echo(f"{numbers} variants; {trials}; {shared}")
+    if facts["design"] and "aliases" in facts["design"]:
+        for line in in_words(facts["design"]):
+            echo(line)
     if any(value for name, value in facts["profile"].items() if name != "rounds"):
         echo(f"profile: {_in_words(facts['profile'])}")
     for name in facts["plug_ins"]:

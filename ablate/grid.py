@@ -21,6 +21,7 @@ from typing import Any, get_args, get_origin
 
 from ablate import catalogue, presets, registry
 from ablate.choice import Choice, Faults, Path, Settings, SettingsError, unknown
+from ablate.fractional import Fraction
 from ablate.settings import Dropout, ModelSettings, OptimizerSettings, TrainSettings, VariantSettings
 
 Tree = dict[str, Any]
@@ -223,24 +224,39 @@ def _settings_in(kind: Any) -> type[Settings] | None:
 
 
 class Axes:
-    """What varies: dotted paths, each with its values."""
+    """What varies: dotted paths, each with its values; `fraction` where only a part of all combinations is meant."""
 
-    def __init__(self, vary: Mapping[str, list[Any]], design: str) -> None:
+    def __init__(self, vary: Mapping[str, list[Any]], design: str, fraction: Fraction | None = None) -> None:
         self.values = dict(vary)
         self.design = design
+        self.fraction = fraction
 
     def count(self) -> int:
         """Combinations, before anything is left out."""
         sizes = [len(values) for values in self.values.values()]
+        if self.fraction:
+            return self.fraction.n_runs
         return sum(sizes) if self.design == "one_at_a_time" else math.prod(sizes) if sizes else 0
 
+    def levels(self) -> Iterator[tuple[int | None, ...]]:
+        """Every combination, as the number of each axis' value; `one_at_a_time` leaves all but one at the baseline."""
+        sizes = [len(values) for values in self.values.values()]
+        if self.fraction:
+            yield from self.fraction.runs()
+        elif self.design == "one_at_a_time":
+            places = ((axis, level) for axis, size in enumerate(sizes) for level in range(size))
+            yield from (tuple(level if i == axis else None for i in range(len(sizes))) for axis, level in places)
+        elif sizes:
+            yield from itertools.product(*map(range, sizes))
+
+    def combination(self, levels: Sequence[int | None]) -> dict[str, Any]:
+        """One as path -> value, without the axes that it leaves at the baseline."""
+        pairs = zip(self.values.items(), levels, strict=True)
+        return {path: values[level] for (path, values), level in pairs if level is not None}
+
     def combinations(self) -> Iterator[dict[str, Any]]:
-        """Every combination as path -> value; `one_at_a_time` moves one axis and leaves the others at the baseline."""
-        if self.design == "one_at_a_time":
-            yield from ({path: value} for path, values in self.values.items() for value in values)
-        elif self.values:
-            points = itertools.product(*self.values.values())
-            yield from (dict(zip(self.values, point, strict=True)) for point in points)
+        """Every combination as path -> value."""
+        return map(self.combination, self.levels())
 
     def trees(self, baseline: Tree) -> list[Tree]:
         """The baseline with each choice and preset on an axis: every choice that a combination can have."""

@@ -22,6 +22,7 @@ STOREYS = [
         "catalogue",
         "choice",
         "schema",
+        "fractional",
         "linear",
         "rms",
         "meta",
@@ -44,7 +45,7 @@ STOREYS = [
     ],
     ["registry", "document", "presets", "hf"],
     [*SLOTS],
-    ["settings", "grid", "variant", "expansion", "experiment", "position_plot"],
+    ["settings", "grid", "design", "variant", "expansion", "experiment", "position_plot"],
     [
         *("model", "cost", "building", "importing", "job", "tables", "documents", "shelf", "results", "lease"),
         "mlflow_view",
