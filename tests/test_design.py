@@ -98,7 +98,7 @@ def test_what_is_no_fraction_of_four_axes(added: str, said: str, refused: Refuse
     [
         (
             "n_layers: [1, 2, 3], block: [pre_norm, post_norm], train.lr: [1, 2]",
-            "5:8: a fraction has axes of two values each, and 'n_layers' has 3\n  give it two, or write design: product",
+            "5:8: a fraction has axes of two values each, and 'n_layers' has 3\n  give it two, or write",
         ),
         (
             "n_layers: [1, 2], train.lr: [1]",
