@@ -71,7 +71,8 @@ def _fraction_facts(found: Fraction) -> dict[str, Any]:
 
 
 def _cell_facts(cell: Cell, variants: Collection[str]) -> dict[str, Any]:
-    is_there = cell.variant in variants
+    # A variant that was brought to several budgets has the name of each behind its own.
+    is_there = any(name == cell.variant or name.startswith(f"{cell.variant}@") for name in variants)
     missing = None if is_there else cell.missing or "invalid"
     variant = cell.variant if is_there else None
     return {"levels": list(cell.levels), "idle": list(cell.idle), "variant": variant, "missing": missing}

@@ -184,7 +184,9 @@ class _Expansion:
         return design if axes else None
 
     def _reference(self, path: str, values: Sequence[Any]) -> int:
-        """The baseline's own value where it is among them, else the first."""
+        """The baseline's own value where it is among them, else the first, as always in a fraction."""
+        if self.axes.fraction:
+            return 0
         return next((i for i, value in enumerate(values) if not self._differs(path, value)), 0)
 
     def _cell(self, levels: tuple[int | None, ...], point: _Point | None) -> Cell:
