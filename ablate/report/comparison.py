@@ -17,7 +17,7 @@ from ablate.report.text import (
     table,
 )
 from ablate.schema import PROFILED
-from ablate.stats import Difference, summarize
+from ablate.stats import Difference, corrected, summarize
 
 LOSS = METRICS["val_loss"]
 BITS = METRICS["val_bits_per_byte"]
@@ -122,8 +122,8 @@ def _clear_winner(variants: Sequence[Variant], metric: Metric) -> set[str]:
     if len(ranked) < 2:
         return set()
     winner = ranked[0][1]
-    beats_all = all(winner.against(each, metric).verdict == "better" for _, each in ranked[1:])
-    return {winner.name} if beats_all else set()
+    rivals = corrected({each.name: winner.against(each, metric) for _, each in ranked[1:]})
+    return {winner.name} if all(each.verdict == "better" for each in rivals.values()) else set()
 
 
 # --- Unequal budgets --------------------------------------------------------------------------------------------------

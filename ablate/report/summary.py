@@ -15,6 +15,7 @@ from ablate.report.comparison import (
     has_other_budget,
     outcome_text,
 )
+from ablate.report.contrasts import what_would_decide
 from ablate.report.evidence import ONLY_PROFILED, Evidence, Variant, without_training
 from ablate.report.text import count_of, escape, interval, mean_and_sd, ratio, relative_interval
 from ablate.report.timing import WITHHELD
@@ -95,7 +96,8 @@ def _loss_part(variant: Variant, baseline: Variant) -> str:
         return f"{LOSS.label} {interval(difference, LOSS)} {LOSS.unit} on a single seed: no verdict"
     pairs = difference_pairs(difference, variant)
     seeds = count_of(difference.n, "seed") + (" in common" if pairs else "")
-    return f"{LOSS.label} {interval(difference, LOSS)} {LOSS.unit} over {seeds}: {difference.verdict}"
+    said = f"{difference.verdict}{what_would_decide(difference)}"
+    return f"{LOSS.label} {interval(difference, LOSS)} {LOSS.unit} over {seeds}: {said}"
 
 
 def _no_result(variant: Variant) -> str:

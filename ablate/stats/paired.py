@@ -25,6 +25,10 @@ Verdict = Literal[
 ]
 
 
+_ROUNDING = 1e-12
+"""Of a mean: less spread than this is that of numbers as a computer holds them."""
+
+
 @dataclass(frozen=True)
 class Difference:
     """Variant minus baseline over the seeds both have; the interval is None where `n` seeds give none.
@@ -99,10 +103,11 @@ def paired_difference(
 def hedges_g(mean: float, sd: float, n: int) -> float | None:
     """The mean of `n` paired differences in units of their sd, corrected for few pairs (Hedges 1981, exact factor).
 
-    None where two pairs, or no spread, give none: with one degree of freedom its expectation does not exist.
+    None where two pairs, or no spread but that of rounding, give none: with one degree of freedom its expectation does
+    not exist.
     """
     degrees = n - 1
-    if degrees < 2 or sd == 0:
+    if degrees < 2 or sd <= _ROUNDING * abs(mean):
         return None
     factor = math.exp(math.lgamma(degrees / 2) - math.lgamma((degrees - 1) / 2)) / math.sqrt(degrees / 2)
     return factor * mean / sd
