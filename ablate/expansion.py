@@ -14,6 +14,7 @@ from ablate.data import Corpus
 from ablate.design import FRACTIONAL, PRODUCT, Axis, Cell, Design, check_fraction, fraction_of
 from ablate.document import Document, printable
 from ablate.settings import OF_NO_NUMBER, VariantSettings, resolved, typed
+from ablate.sizes import grown, sized
 from ablate.variant import BASELINE, Invalid, Variant, canonical_json, differences, foreign_names
 
 LATER = ("match", "tune", "claims")
@@ -159,7 +160,7 @@ class _Expansion:
         """The whole way."""
         self._check_size()
         self.base_tree = self._placed((BASELINE,), lambda: grid.baseline_tree(self.found.data))
-        self.written = self._placed((BASELINE,), lambda: typed(self.base_tree)).model_dump(mode="json")
+        self.written = self._placed((BASELINE,), lambda: sized(self.base_tree)).model_dump(mode="json")
         self.baseline = self._whole(BASELINE, self.base_tree, (BASELINE,))
         self.by_canonical[self.baseline.canonical] = self.baseline
         named = {name: self._named(name, changes) for name, changes in self.file.variants.items()}
@@ -210,7 +211,7 @@ class _Expansion:
     def _is_same(self, levels: tuple[int | None, ...], axis: int, point: _Point) -> bool:
         other = self.axes.combination([1 - (level or 0) if i == axis else level for i, level in enumerate(levels)])
         try:
-            settings = typed(grid.applicable(self.base_tree, other)[0])
+            settings = sized(grid.applicable(self.base_tree, other)[0])
             return self._variant("", settings, self._corpus(settings)).canonical == point.key
         except Faults:
             return False
@@ -239,9 +240,12 @@ class _Expansion:
         """Axes and exclusions name settings that exist, and exclusions values that could be."""
         trees = [*self._placed(("vary",), lambda: self.axes.trees(self.base_tree)), *named]
         self._placed(("vary",), lambda: _none(grid.homeless(self.axes.values, trees)))
+        for factor in self.axes.values.get(grid.SCALE, []):
+            alone = {grid.SCALE: factor}
+            self._placed(("vary",), lambda alone=alone: sized(grid.applicable(self.base_tree, alone)[0]), alone)  # type: ignore[misc]
         for i, rule in enumerate(self.file.exclude):
             self._placed(("exclude", i), lambda rule=rule: _none(grid.homeless(rule, trees)))  # type: ignore[misc]
-            self._placed(("exclude", i), lambda rule=rule: typed(grid.applicable(self.base_tree, rule)[0]))  # type: ignore[misc]
+            self._placed(("exclude", i), lambda rule=rule: sized(grid.applicable(self.base_tree, rule)[0]))  # type: ignore[misc]
 
     def _point(self, combination: Mapping[str, Any]) -> _Point | None:
         """What a combination comes to, None where it is excluded. A value wrong by itself refuses the file."""
@@ -250,7 +254,7 @@ class _Expansion:
         corpus = self._placed(("vary",), lambda: self._corpus(settings), combination)
         name = self._name(meant, set())
         try:
-            variant = self._variant(name, settings, corpus)
+            variant = self._variant(name, grown(settings, tree), corpus)
         except Faults as faults:
             invalid = Invalid(name, "; ".join(fault.message for fault in faults.faults))
             return None if self._is_excluded(tree) else _Point(name, meant, settings.model_dump_json(), invalid)
@@ -301,7 +305,7 @@ class _Expansion:
 
     def _meaning(self, tree: grid.Tree) -> VariantSettings:
         """With every default filled in where that goes."""
-        settings = typed(tree)
+        settings = sized(tree)
         try:
             return self._resolved(settings, self._corpus(settings))
         except Faults:
@@ -336,7 +340,7 @@ class _Expansion:
         """A variant that must be right by itself: anything wrong refuses the file."""
 
         def make() -> Variant:
-            settings = typed(tree)
+            settings = sized(tree)
             return self._variant(name, settings, self._corpus(settings))
 
         return self._placed(place, make)

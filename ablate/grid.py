@@ -9,6 +9,7 @@ change of one setting keeps the others.
 What changes a tree goes in this order, whatever is written first: where the model starts (`preset`, or `hf`, a folder
 with a published configuration), then its `scale`, then whole slots, then single settings. A model that starts anew
 keeps nothing of the one before but its sizes; in a variant, a preset without a scale is as small as the baseline's.
+A `scale` that is a number is a factor of the size that all else makes, whenever it is written.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from ablate.settings import Dropout, ModelSettings, OptimizerSettings, TrainSett
 
 Tree = dict[str, Any]
 PRESET, FOLDER, SCALE = STARTS = ("preset", "hf", "scale")
+FACTOR = "factor"
+"""Where a tree keeps a `scale` that is a number: of whatever model all else makes."""
 SECTIONS = ("train", "data", "profile")
 SIZES = ("d_model", "n_layers", "n_heads", "max_seq_len", "vocab_size")
 """What stays of a model where another preset is put in its place, unless that one says it."""
@@ -46,11 +49,29 @@ def overlay(tree: Tree, changes: Mapping[str, Any]) -> Tree:
 
     Raises `Faults`.
     """
-    tree = _started(tree, {key: changes[key] for key in STARTS if key in changes})
+    start = {key: changes[key] for key in STARTS if key in changes}
+    if SCALE in start:
+        tree = {**tree, FACTOR: _factor(start[SCALE])}
+        start = {key: value for key, value in start.items() if key != SCALE or not _is_number(value)}
+    tree = _started(tree, start)
     rest = [(key, value) for key, value in changes.items() if key not in STARTS]
     for key, value in sorted(rest, key=lambda change: change[0].count(".")):
         tree = _put(_freed(tree, key, value), full_path(key), value, ())
     return tree
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _factor(scale: Any) -> float:
+    """Of a number itself; a word is a size of the preset's own, and no factor stays beside it."""
+    if not _is_number(scale):
+        return 1
+    if not 0 < scale < math.inf:
+        message = f"'{SCALE}': a factor is more than 0 (it is {scale})"
+        raise Faults([SettingsError((SCALE,), message, "write a number such as 0.5 or 2")])
+    return float(scale)
 
 
 def _freed(tree: Tree, key: str, value: Any) -> Tree:

@@ -45,7 +45,7 @@ STOREYS = [
     ],
     ["registry", "document", "presets", "hf"],
     [*SLOTS],
-    ["settings", "grid", "design", "variant", "expansion", "experiment", "position_plot"],
+    ["settings", "grid", "sizes", "design", "variant", "expansion", "experiment", "position_plot"],
     [
         *("model", "cost", "building", "importing", "job", "tables", "documents", "shelf", "results", "lease"),
         "mlflow_view",
