@@ -183,7 +183,8 @@ def _draw_band(axes: Axes, name: str, band: Band, look: Look, alpha: float) -> N
     style: dict[str, Any] = {"color": look.colour, "zorder": look.order}
     if band.x:
         marker = look.marker if len(band.x) <= 2 else ""
-        (line,) = axes.plot(band.x, band.mean, look.line, linewidth=1.6, marker=marker, **style)
+        width = 1.6 if look.named else 0.7
+        (line,) = axes.plot(band.x, band.mean, look.line, linewidth=width, marker=marker, **style)
         name_line(line, name)
         if look.named:
             axes.fill_between(band.x, band.low, band.high, alpha=alpha, linewidth=0, **style)

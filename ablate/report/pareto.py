@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDE_RANGE = 5  # from this ratio on, an axis is logarithmic
-FRONT_COLOUR = "#8a8a8a"
+FRONT_COLOUR = "#6e6e6e"
 
 MEMORY = [METRICS[name] for name in ("peak_allocated_bytes", "peak_live_bytes", "peak_rss_bytes")]
 """The first that was measured is the memory of a comparison: a device's allocator, or else what stands for it."""
@@ -154,7 +154,7 @@ def _draw_front(axes: Axes, panel: Panel) -> None:
     places = [panel.points[name] for name in panel.front]
     xs, ys = [each.price for each in places], [each.loss for each in places]
     where: Any = "pre" if panel.metric.direction == "higher" else "post"
-    (line,) = axes.step(xs, ys, where=where, color=FRONT_COLOUR, linewidth=1.2, zorder=1)
+    (line,) = axes.step(xs, ys, where=where, color=FRONT_COLOUR, linewidth=1.2, zorder=2.5)
     leave_out(line)
 
 
