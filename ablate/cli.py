@@ -330,7 +330,10 @@ def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 @JSON
 @command
 def report(target: str, results: Path, reports: Path, as_json: bool) -> int:
-    """Write the report of an experiment's FILE or folder of results again, at any moment."""
+    """Write the report of an experiment's FILE or folder of results again, at any moment.
+
+    Beside report.md stand report.html, with tables that sort and plots with hover, and report.json for machines.
+    """
     from ablate import asked
 
     path = asked.report(asked.stored(target, results), reports)

@@ -39,7 +39,11 @@ def grown(settings: VariantSettings, tree: Mapping[str, Any]) -> VariantSettings
         if not _is_whole(size * factor):
             message = f"scale {factor:g} makes {name} {size} to {size * factor:g}, which is not whole"
             raise Faults([SettingsError((SCALE,), message, _nearest(factor, math.gcd(*sizes.values())))])
-    return settings.model_copy(update={"model": _grown(settings.model, factor)})
+    try:
+        return settings.model_copy(update={"model": _grown(settings.model, factor)})
+    except Faults as faults:
+        message = f"scale {factor:g}: {faults.faults[0].message}"
+        raise Faults([SettingsError((SCALE,), message, "write a smaller factor")]) from None
 
 
 def _is_whole(value: float) -> bool:
@@ -47,10 +51,10 @@ def _is_whole(value: float) -> bool:
 
 
 def _nearest(factor: float, divisor: int) -> str:
+    if divisor == 1:
+        return "write a whole number"
     near = max(1, round(factor * divisor))
-    return (
-        f"its sizes allow multiples of 1/{divisor}: write {near / divisor:g}" if divisor > 1 else "write a whole number"
-    )
+    return f"write {near / divisor:g}: the sizes have {divisor} as their greatest common divisor"
 
 
 def _sizes(holder: Settings, path: str = "") -> Iterator[tuple[str, int]]:

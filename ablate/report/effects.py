@@ -81,6 +81,25 @@ def section(evidence: Evidence) -> str:
     return "\n\n".join(["## Effects of the axes", *parts]) if parts else ""
 
 
+def data(evidence: Evidence) -> list[dict[str, Any]]:
+    """The same for machines; a budget is None where variants are not matched to several."""
+    return [
+        {
+            "budget": told.suffix.removeprefix("@") or None,
+            "axes": [told.design["axes"][axis]["path"] for axis in effect.axes],
+            "levels": list(effect.levels),
+            "aliases": [{"sign": sign, "axes": list(axes)} for sign, axes in effect.aliases],
+            "by_seed": effect.by_seed,
+            "averaged": effect.averaged,
+            "combinations": effect.combinations,
+            "lost": effect.lost,
+            "difference": difference,
+        }
+        for told in found(evidence)
+        for effect, difference in told.estimates
+    ]
+
+
 def _has_loss(variant: Variant) -> bool:
     return bool(variant.by_seed(LOSS.column))
 

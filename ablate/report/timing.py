@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from typing import Any
 
 from ablate.interleaved import Rounds
 from ablate.metrics import METRICS, TIMED, Timing
@@ -42,6 +43,27 @@ def section(evidence: Evidence) -> str:
         "\n".join(_failures(rounds)),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def data(evidence: Evidence) -> dict[str, Any] | None:
+    """The same for machines: ratios of seconds to the baseline's, by timing and variant; None without repeats."""
+    rounds = evidence.rounds
+    if not rounds.rows:
+        return None
+    return {
+        "rounds": len(rounds.numbers),
+        "baseline": rounds.baseline,
+        "baseline_again": {kind: rounds.against_itself(kind) for kind in rounds.timings},
+        "variants": [
+            {
+                **{"variant": name, "timing": kind, "seconds_by_round": rounds.values(kind, name)},
+                **{"ratio": rounds.against_baseline(kind, name), "said": rounds.verdict(kind, name)},
+            }
+            for kind in rounds.timings
+            for name in rounds.members
+            if name != rounds.baseline
+        ],
+    }
 
 
 def _told(rounds: Rounds, evidence: Evidence) -> Iterator[str]:
