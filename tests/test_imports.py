@@ -61,6 +61,7 @@ STOREYS = [
         "machine",
         "stats",
         "effects",
+        "laws",
         "interleaved",
     ],
     [
