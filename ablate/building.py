@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ablate import grid, model
-from ablate.settings import ModelSettings, resolved, typed
+from ablate.settings import ModelSettings, resolved
+from ablate.sizes import sized
 
 
 def model_settings(baseline: Mapping[str, Any]) -> ModelSettings:
@@ -15,7 +16,7 @@ def model_settings(baseline: Mapping[str, Any]) -> ModelSettings:
     Where it gives no `vocab_size` the tokens are bytes.
     """
     tree = grid.baseline_tree({"baseline": baseline, "train": {"steps": 1, "batch_tokens": 1, "seq_len": 1}})
-    settings = typed(tree)
+    settings = sized(tree)
     return resolved(settings, 256 if settings.model.vocab_size is None else 0).model
 
 

@@ -7,7 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, PydanticKnownError
@@ -143,6 +143,9 @@ class Choice(Settings):
     """
 
     name: str = ""
+
+    grows: ClassVar[tuple[str, ...]] = ()
+    """Settings that are in proportion to the model's width or heads: what `scale: 2` doubles."""
 
     def settings(self) -> dict[str, Any]:
         """The choice as plain data; `registry.configure` makes an equal one of it."""

@@ -241,6 +241,7 @@ def plan(as_json: bool, **options: Any) -> int:
 
 def _print_plan(facts: Mapping[str, Any]) -> None:
     from ablate.asked import many
+    from ablate.fractional import in_words
 
     counts = facts["counts"]
     echo(f"{facts['name']}: {facts['question'] or ''}".rstrip(": "))
@@ -249,6 +250,9 @@ def _print_plan(facts: Mapping[str, Any]) -> None:
     trials = f"{many(counts['trials'], 'trial')}, {facts['stored']} of them stored"
     shared = f"{facts['device']}, {facts['workers']} at a time, {many(facts['threads'], 'thread')} each"
     echo(f"{numbers} variants; {trials}; {shared}")
+    if facts["design"] and "aliases" in facts["design"]:
+        for line in in_words(facts["design"]):
+            echo(line)
     if any(value for name, value in facts["profile"].items() if name != "rounds"):
         echo(f"profile: {_in_words(facts['profile'])}")
     for name in facts["plug_ins"]:
@@ -328,7 +332,10 @@ def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 @JSON
 @command
 def report(target: str, results: Path, reports: Path, as_json: bool) -> int:
-    """Write the report of an experiment's FILE or folder of results again, at any moment."""
+    """Write the report of an experiment's FILE or folder of results again, at any moment.
+
+    Beside report.md stand report.html, with tables that sort and plots with hover, and report.json for machines.
+    """
     from ablate import asked
 
     path = asked.report(asked.stored(target, results), reports)

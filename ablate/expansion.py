@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field
 
 from ablate import document, grid
 from ablate.choice import Faults, Path, Settings, SettingsError, Whole, as_whole, validated
 from ablate.data import Corpus
+from ablate.design import FRACTIONAL, PRODUCT, Axis, Cell, Design, check_fraction, fraction_of
 from ablate.document import Document, printable
 from ablate.settings import OF_NO_NUMBER, VariantSettings, resolved, typed
+from ablate.sizes import grown, sized
 from ablate.variant import BASELINE, Invalid, Variant, canonical_json, differences, foreign_names
 
 LATER = ("match", "tune", "claims")
@@ -50,7 +52,7 @@ class ExperimentFile(Settings):
     baseline: dict[str, Any] = Field({}, description="the model that everything is compared with")
     variants: dict[str, dict[str, Any]] = Field({}, description="named changes to the baseline")
     vary: dict[str, Annotated[list[Any], BeforeValidator(_values)]] = Field({}, description="axes: paths with values")
-    design: Literal["product", "one_at_a_time"] = Field("product", description="how axes combine")
+    design: str | dict[str, Any] = Field(PRODUCT, description="how axes combine")
     exclude: list[Annotated[dict[str, Any], Field(min_length=1)]] = Field([], description="combinations to leave out")
     seeds: Annotated[list[Annotated[Whole, Field(ge=0, lt=2**31)]], BeforeValidator(_seeds), Field(min_length=1)] = (
         Field([0], description="a list, or a count")
@@ -69,6 +71,7 @@ class Expanded:
     invalid: list[Invalid]
     same: dict[str, str]
     counts: dict[str, int]
+    design: Design | None
 
 
 def expand(found: Document, max_trials: int) -> Expanded:
@@ -144,7 +147,8 @@ class _Expansion:
 
     def __init__(self, file: ExperimentFile, found: Document, max_trials: int) -> None:
         self.file, self.found, self.max_trials = file, found, max_trials
-        self.axes = grid.Axes(file.vary, file.design)
+        fraction = fraction_of(file.design, file.vary)
+        self.axes = grid.Axes(file.vary, FRACTIONAL if fraction else str(file.design), fraction)
         self.invalid: list[Invalid] = []
         self.same: dict[str, str] = {}
         self.excluded = self.merged = self.equal_to_baseline = 0
@@ -156,7 +160,7 @@ class _Expansion:
         """The whole way."""
         self._check_size()
         self.base_tree = self._placed((BASELINE,), lambda: grid.baseline_tree(self.found.data))
-        self.written = self._placed((BASELINE,), lambda: typed(self.base_tree)).model_dump(mode="json")
+        self.written = self._placed((BASELINE,), lambda: sized(self.base_tree)).model_dump(mode="json")
         self.baseline = self._whole(BASELINE, self.base_tree, (BASELINE,))
         self.by_canonical[self.baseline.canonical] = self.baseline
         named = {name: self._named(name, changes) for name, changes in self.file.variants.items()}
@@ -166,7 +170,51 @@ class _Expansion:
         points = [self._point(combination) for combination in self.axes.combinations()]
         self._settle([point for point in points if point])
         variants = list(self.by_canonical.values())
-        return Expanded(self.file, variants, self.invalid, self.same, self._counts())
+        design = self._design(points)
+        return Expanded(self.file, variants, self.invalid, self.same, self._counts(), design)
+
+    def _design(self, points: Sequence[_Point | None]) -> Design | None:
+        """What stands at each combination, once all have their names; None where nothing varies."""
+        axes = [
+            Axis(path, values, [grid.text(each) for each in values], self._reference(path, values))
+            for path, values in self.file.vary.items()
+        ]
+        cells = [self._cell(levels, point) for levels, point in zip(self.axes.levels(), points, strict=True)]
+        design = Design(self.axes.design, axes, cells, self.axes.fraction)
+        check_fraction(design)
+        return design if axes else None
+
+    def _reference(self, path: str, values: Sequence[Any]) -> int:
+        """The baseline's own value where it is among them, else the first, as always in a fraction."""
+        if self.axes.fraction:
+            return 0
+        return next((i for i, value in enumerate(values) if not self._differs(path, value)), 0)
+
+    def _cell(self, levels: tuple[int | None, ...], point: _Point | None) -> Cell:
+        if point is None:
+            return Cell(levels, missing="excluded")
+        idle = self._idle(levels, point)
+        if isinstance(point.found, Invalid):
+            return Cell(levels, idle, missing="invalid")
+        return Cell(levels, idle, self.by_canonical[point.key].name)
+
+    def _idle(self, levels: tuple[int | None, ...], point: _Point) -> tuple[int, ...]:
+        """Axes that mean nothing in a combination; in a run of a fraction also those whose other value is the same."""
+        varied = [
+            (i, path) for i, (path, level) in enumerate(zip(self.file.vary, levels, strict=True)) if level is not None
+        ]
+        idle = tuple(i for i, path in varied if path not in point.meant)
+        return (
+            idle if idle or not self.axes.fraction else tuple(i for i, _ in varied if self._is_same(levels, i, point))
+        )
+
+    def _is_same(self, levels: tuple[int | None, ...], axis: int, point: _Point) -> bool:
+        other = self.axes.combination([1 - (level or 0) if i == axis else level for i, level in enumerate(levels)])
+        try:
+            settings = sized(grid.applicable(self.base_tree, other)[0])
+            return self._variant("", settings, self._corpus(settings)).canonical == point.key
+        except Faults:
+            return False
 
     def _counts(self) -> dict[str, int]:
         """Raw counts the baseline only where nothing equals it; what equals it first is the baseline, not merged."""
@@ -192,9 +240,12 @@ class _Expansion:
         """Axes and exclusions name settings that exist, and exclusions values that could be."""
         trees = [*self._placed(("vary",), lambda: self.axes.trees(self.base_tree)), *named]
         self._placed(("vary",), lambda: _none(grid.homeless(self.axes.values, trees)))
+        for factor in self.axes.values.get(grid.SCALE, []):
+            alone = {grid.SCALE: factor}
+            self._placed(("vary",), lambda alone=alone: sized(grid.applicable(self.base_tree, alone)[0]), alone)  # type: ignore[misc]
         for i, rule in enumerate(self.file.exclude):
             self._placed(("exclude", i), lambda rule=rule: _none(grid.homeless(rule, trees)))  # type: ignore[misc]
-            self._placed(("exclude", i), lambda rule=rule: typed(grid.applicable(self.base_tree, rule)[0]))  # type: ignore[misc]
+            self._placed(("exclude", i), lambda rule=rule: sized(grid.applicable(self.base_tree, rule)[0]))  # type: ignore[misc]
 
     def _point(self, combination: Mapping[str, Any]) -> _Point | None:
         """What a combination comes to, None where it is excluded. A value wrong by itself refuses the file."""
@@ -203,7 +254,7 @@ class _Expansion:
         corpus = self._placed(("vary",), lambda: self._corpus(settings), combination)
         name = self._name(meant, set())
         try:
-            variant = self._variant(name, settings, corpus)
+            variant = self._variant(name, grown(settings, tree), corpus)
         except Faults as faults:
             invalid = Invalid(name, "; ".join(fault.message for fault in faults.faults))
             return None if self._is_excluded(tree) else _Point(name, meant, settings.model_dump_json(), invalid)
@@ -254,7 +305,7 @@ class _Expansion:
 
     def _meaning(self, tree: grid.Tree) -> VariantSettings:
         """With every default filled in where that goes."""
-        settings = typed(tree)
+        settings = sized(tree)
         try:
             return self._resolved(settings, self._corpus(settings))
         except Faults:
@@ -289,7 +340,7 @@ class _Expansion:
         """A variant that must be right by itself: anything wrong refuses the file."""
 
         def make() -> Variant:
-            settings = typed(tree)
+            settings = sized(tree)
             return self._variant(name, settings, self._corpus(settings))
 
         return self._placed(place, make)

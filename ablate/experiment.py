@@ -10,6 +10,7 @@ from typing import Any
 from ablate import document
 from ablate.choice import Faults, unknown
 from ablate.data import Corpus
+from ablate.design import Design
 from ablate.document import Document, FileFaults, Mark, printable, told
 from ablate.expansion import LATER, ExperimentFile, expand
 from ablate.variant import BASELINE, Invalid, Trial, Variant, foreign_names, trials_of
@@ -29,6 +30,7 @@ class Experiment:
     same: dict[str, str]
     counts: dict[str, int]
     seeds: list[int]
+    design: Design | None
 
     @classmethod
     def from_file(cls, path: str | File, sets: Sequence[str] = (), max_trials: int = 1000) -> Experiment:
@@ -52,6 +54,7 @@ class Experiment:
             same=expanded.same,
             counts=expanded.counts,
             seeds=file.seeds,
+            design=expanded.design,
         )
 
     @property
@@ -83,6 +86,10 @@ class Experiment:
         invalid = [*self.invalid, *(Invalid(name, reason) for name, reason in reasons.items())]
         sizes = {"invalid": len(invalid), "planned": len(variants), "trials": len(variants) * len(self.seeds)}
         return replace(self, variants=variants, invalid=invalid, counts={**self.counts, **sizes})
+
+    def design_facts(self) -> dict[str, Any] | None:
+        """How axes combine and which variant stands where, as plain data; None where nothing varies."""
+        return self.design.facts({variant.name for variant in self.variants}) if self.design else None
 
     def plug_ins(self) -> list[str]:
         """The user's own code that the experiment names."""
@@ -124,7 +131,8 @@ def _set(found: Document, change: str) -> None:
     node: dict[str, Any] = found.data
     for part in above:
         inner = node.get(part)
-        node[part] = {"name": inner} if isinstance(inner, str) else dict(inner) if isinstance(inner, dict) else {}
+        is_choice = isinstance(inner, str) and part != "design"
+        node[part] = {"name": inner} if is_choice else dict(inner) if isinstance(inner, dict) else {}
         node = node[part]
     node[last] = value
     for other in _BUDGETS if path in _BUDGETS else ():

@@ -9,6 +9,7 @@ change of one setting keeps the others.
 What changes a tree goes in this order, whatever is written first: where the model starts (`preset`, or `hf`, a folder
 with a published configuration), then its `scale`, then whole slots, then single settings. A model that starts anew
 keeps nothing of the one before but its sizes; in a variant, a preset without a scale is as small as the baseline's.
+A `scale` that is a number is a factor of the size that all else makes, whenever it is written.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from typing import Any, get_args, get_origin
 
 from ablate import catalogue, presets, registry
 from ablate.choice import Choice, Faults, Path, Settings, SettingsError, unknown
+from ablate.fractional import Fraction
 from ablate.settings import Dropout, ModelSettings, OptimizerSettings, TrainSettings, VariantSettings
 
 Tree = dict[str, Any]
 PRESET, FOLDER, SCALE = STARTS = ("preset", "hf", "scale")
+FACTOR = "factor"
+"""Where a tree keeps a `scale` that is a number: of whatever model all else makes."""
 SECTIONS = ("train", "data", "profile")
 SIZES = ("d_model", "n_layers", "n_heads", "max_seq_len", "vocab_size")
 """What stays of a model where another preset is put in its place, unless that one says it."""
@@ -45,11 +49,29 @@ def overlay(tree: Tree, changes: Mapping[str, Any]) -> Tree:
 
     Raises `Faults`.
     """
-    tree = _started(tree, {key: changes[key] for key in STARTS if key in changes})
+    start = {key: changes[key] for key in STARTS if key in changes}
+    if SCALE in start:
+        tree = {**tree, FACTOR: _factor(start[SCALE])}
+        start = {key: value for key, value in start.items() if key != SCALE or not _is_number(value)}
+    tree = _started(tree, start)
     rest = [(key, value) for key, value in changes.items() if key not in STARTS]
     for key, value in sorted(rest, key=lambda change: change[0].count(".")):
         tree = _put(_freed(tree, key, value), full_path(key), value, ())
     return tree
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _factor(scale: Any) -> float:
+    """Of a number itself; a word is a size of the preset's own, and no factor stays beside it."""
+    if not _is_number(scale):
+        return 1
+    if not 0 < scale < math.inf:
+        message = f"'{SCALE}': a factor is more than 0 (it is {scale})"
+        raise Faults([SettingsError((SCALE,), message, "write a number such as 0.5 or 2")])
+    return float(scale)
 
 
 def _freed(tree: Tree, key: str, value: Any) -> Tree:
@@ -223,24 +245,39 @@ def _settings_in(kind: Any) -> type[Settings] | None:
 
 
 class Axes:
-    """What varies: dotted paths, each with its values."""
+    """What varies: dotted paths, each with its values; `fraction` where only a part of all combinations is meant."""
 
-    def __init__(self, vary: Mapping[str, list[Any]], design: str) -> None:
+    def __init__(self, vary: Mapping[str, list[Any]], design: str, fraction: Fraction | None = None) -> None:
         self.values = dict(vary)
         self.design = design
+        self.fraction = fraction
 
     def count(self) -> int:
         """Combinations, before anything is left out."""
         sizes = [len(values) for values in self.values.values()]
+        if self.fraction:
+            return self.fraction.n_runs
         return sum(sizes) if self.design == "one_at_a_time" else math.prod(sizes) if sizes else 0
 
+    def levels(self) -> Iterator[tuple[int | None, ...]]:
+        """Every combination, as the number of each axis' value; `one_at_a_time` leaves all but one at the baseline."""
+        sizes = [len(values) for values in self.values.values()]
+        if self.fraction:
+            yield from self.fraction.runs()
+        elif self.design == "one_at_a_time":
+            places = ((axis, level) for axis, size in enumerate(sizes) for level in range(size))
+            yield from (tuple(level if i == axis else None for i in range(len(sizes))) for axis, level in places)
+        elif sizes:
+            yield from itertools.product(*map(range, sizes))
+
+    def combination(self, levels: Sequence[int | None]) -> dict[str, Any]:
+        """One as path -> value, without the axes that it leaves at the baseline."""
+        pairs = zip(self.values.items(), levels, strict=True)
+        return {path: values[level] for (path, values), level in pairs if level is not None}
+
     def combinations(self) -> Iterator[dict[str, Any]]:
-        """Every combination as path -> value; `one_at_a_time` moves one axis and leaves the others at the baseline."""
-        if self.design == "one_at_a_time":
-            yield from ({path: value} for path, values in self.values.items() for value in values)
-        elif self.values:
-            points = itertools.product(*self.values.values())
-            yield from (dict(zip(self.values, point, strict=True)) for point in points)
+        """Every combination as path -> value."""
+        return map(self.combination, self.levels())
 
     def trees(self, baseline: Tree) -> list[Tree]:
         """The baseline with each choice and preset on an axis: every choice that a combination can have."""

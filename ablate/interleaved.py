@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ablate.metrics import TIMED, Timing
-from ablate.stats import Ratio, TimingVerdict, finite, paired_ratio
+from ablate.stats import Ranks, Ratio, TimingVerdict, by_rank, corrected, finite, paired_ratio
 
 Row = Mapping[str, Any]
 
@@ -65,8 +65,33 @@ class Rounds:
         return found
 
     def against_baseline(self, kind: Timing, variant: str) -> Ratio:
-        """A variant by the baseline at the beginning of its round."""
-        return paired_ratio(self.values(kind, variant), self.values(kind, self.baseline))
+        """A variant by the baseline at the beginning of its round, as one of all that are compared."""
+        return self._ratios.get((kind, variant)) or paired_ratio({}, {})
+
+    def by_rank(self, kind: Timing, variant: str) -> Ranks | None:
+        """The same by the ranks of the times alone; None where no round has both."""
+        return self._ranks.get((kind, variant))
+
+    @cached_property
+    def contrasts(self) -> list[tuple[Timing, str]]:
+        """All that is compared with the baseline, each time of each variant."""
+        others = [name for name in self.members if name != self.baseline]
+        return [(kind, name) for kind in self.timings for name in others]
+
+    @cached_property
+    def _ratios(self) -> dict[tuple[Timing, str], Ratio]:
+        return corrected({each: paired_ratio(*self._pair(*each)) for each in self.contrasts})
+
+    @cached_property
+    def _ranks(self) -> dict[tuple[Timing, str], Ranks]:
+        pairs = {each: self._pair(*each) for each in self.contrasts}
+        return by_rank({key: (list(own.values()), list(base.values())) for key, (own, base) in pairs.items()})
+
+    def _pair(self, kind: Timing, variant: str) -> tuple[dict[int, float], dict[int, float]]:
+        """The times of a variant and of the baseline, in the rounds that have both."""
+        own, base = self.values(kind, variant), self.values(kind, self.baseline)
+        common = [each for each in own if each in base]
+        return {each: own[each] for each in common}, {each: base[each] for each in common}
 
     def against_itself(self, kind: Timing) -> Ratio:
         """The baseline at the end of a round by the baseline at its beginning: the A/A check."""

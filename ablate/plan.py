@@ -180,6 +180,7 @@ def document(experiment: Experiment, plans: list[VariantPlan], machine: dict[str
         "resolved": experiment.source,
         "seeds": experiment.seeds,
         "counts": experiment.counts,
+        "design": experiment.design_facts(),
         "machine": machine,
         "data": {
             "description": corpus.description,

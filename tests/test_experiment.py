@@ -508,7 +508,11 @@ def test_two_variants_never_share_a_name(refused: Refused) -> None:
         ("variants: [x]", "5:1: 'variants'"),
         ("question: 3", "5:1: 'question': text is needed"),
         ("data: 3", "4:1: 'data': settings are needed here"),
-        ("design: both", "5:1: 'design': must be 'product' or 'one_at_a_time' (it is 'both')\n  write product"),
+        (
+            "design: both",
+            "5:1: 'design': must be 'product' or 'one_at_a_time', or {fractional: a resolution} (it is 'both')\n"
+            "  write product",
+        ),
         # bounds
         ("vary:\n  n_layers: [1,\n    0]", "7:5: 'n_layers': must be at least 1 (it is 0)\n  write 1 or more"),
         ("vary: {attention: [mha, {name: gqa, n_kv_heads: 0}]}", "5:37: 'n_kv_heads': must be at least"),

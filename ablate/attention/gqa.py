@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ from ablate.choice import Identity, SettingsError, Shape, Size
 
 class Config(GroupedChoice):
     """Settings of grouped-query attention."""
+
+    grows: ClassVar[tuple[str, ...]] = ("n_kv_heads",)
 
     n_kv_heads: Size | None = Field(
         None,

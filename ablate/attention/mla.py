@@ -145,6 +145,8 @@ class Config(AttentionChoice):
 
     offers: ClassVar[frozenset[str]] = frozenset({"rotate", "bias", "bidirectional", "cross"})
     rotary_setting: ClassVar[str] = "qk_rope_head_dim"
+    # The latent of keys and values is measured in head widths, which a model keeps at any size.
+    grows: ClassVar[tuple[str, ...]] = ("q_lora_rank",)
 
     kv_lora_rank: Size | None = Field(None, description="width of the latent; 4 head widths unless given")
     q_lora_rank: Size | None = Field(None, description="width of the queries' latent; none unless given")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -33,6 +33,8 @@ class DenseFeedForward(nn.Module):
 
 class DenseChoice(FeedForwardChoice):
     """Settings that the members share."""
+
+    grows: ClassVar[tuple[str, ...]] = ("d_ff",)
 
     d_ff: Size | None = Field(None, description="width of the hidden layer; 4 d_model unless given")
     bias: bool = Field(True, description="bias in both projections")

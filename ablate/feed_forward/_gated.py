@@ -7,7 +7,7 @@ as the two of a plain network with 4 d_model.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -44,6 +44,8 @@ class GatedFeedForward(nn.Module):
 
 class GatedChoice(FeedForwardChoice):
     """Settings that the members share."""
+
+    grows: ClassVar[tuple[str, ...]] = ("d_ff",)
 
     d_ff: Size | None = Field(None, description="width of the hidden layer; 8/3 d_model unless given, a multiple of 8")
     bias: bool = Field(False, description="bias in all three projections")

@@ -16,6 +16,7 @@ class MixtureChoice(FeedForwardChoice):
     """Settings that the members share."""
 
     mixes: ClassVar[bool] = True
+    grows: ClassVar[tuple[str, ...]] = ("d_ff",)
 
     n_experts: Size = Field(8, le=2**13, description="number of experts that a router weighs")
     expert: str = Field("swiglu", description="the feed_forward choice that an expert is")

@@ -1,26 +1,23 @@
-"""Results -> Markdown and plots. A pure function: the same results give the same bytes, at any moment of a run."""
+"""Results -> Markdown, plots, one page of HTML and JSON. A pure function: the same results give the same bytes, at any
+moment of a run.
+
+A part of the report makes a section, a Markdown text that is empty where it has nothing to say: a line in `_document`.
+The page and `report.json` are made of all sections; what a part tells machines beyond them is a line in `document`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from ablate.files import write_bytes
-from ablate.report import appendix, conditions, scaling, timing
+from ablate.report import appendix, conditions, contrasts, document, effects, page, scaling, timing
 from ablate.report import summary as first_page
-from ablate.report.comparison import (
-    Comparison,
-    cache_table,
-    capacity_table,
-    comparisons,
-    cost_table,
-    footnotes,
-    memory_table,
-    quality_table,
-)
+from ablate.report.comparison import COSTS, Comparison, comparisons, footnotes, tables_of
+from ablate.report.drawing import Plot, can_draw
 from ablate.report.evidence import Evidence, evidence_of
-from ablate.report.plots import Plot, can_draw, plots_of
+from ablate.report.plots import plots_of
 from ablate.report.text import escape
 from ablate.results import Results
 
@@ -28,63 +25,71 @@ __all__ = ["write_report"]
 
 PLOTS = "plots"
 NOT_DRAWN = "The plots are left out: matplotlib is not installed where this report was written."
-_OWN_PLOT = re.compile(r"\d+-(loss|trade|cache)\.svg")
+BESIDE = (
+    "The same in one file, with tables that sort and plots with hover: [report.html](report.html). For machines: "
+    "[report.json](report.json)."
+)
+_OWN_PLOT = re.compile(r"\d+-[a-z]+\.svg")
 
 
 def write_report(results: Results, folder: Path, links: Mapping[str, str] | None = None) -> Path:
-    """Writes `report.md` and its plots into `folder`; `links` (label -> URL) are listed in it.
+    """Writes `report.md`, its plots, `report.html` and `report.json` into `folder`; `links` (label -> URL) are in it.
 
-    Each file is replaced whole and the report comes last, so that a reader never sees half of one.
+    Each file is replaced whole and the report comes last, so that a reader never sees half of one. Returns its path.
     """
     evidence = evidence_of(results)
     sections, plots = _document(evidence, links or {})
     for name, svg in plots.items():
         write_bytes(folder / PLOTS / name, svg)
+    write_bytes(folder / "report.json", document.written(evidence, sections))
+    write_bytes(folder / "report.html", page.written(sections, {f"{PLOTS}/{name}": svg for name, svg in plots.items()}))
     path = folder / "report.md"
-    write_bytes(path, ("\n\n".join(sections) + "\n").encode("utf-8"))
+    title, *rest = sections
+    write_bytes(path, ("\n\n".join([title, BESIDE, *rest]) + "\n").encode("utf-8"))
     _remove_stale_plots(folder / PLOTS, set(plots))
     return path
 
 
 def _document(evidence: Evidence, links: Mapping[str, str]) -> tuple[list[str], dict[str, bytes]]:
+    """The sections in their order, and the plots that they show, by name: `<a number>-<a word>.svg`."""
     files: dict[str, bytes] = {}
     sections = [
         first_page.title(evidence),
         first_page.summary(evidence),
         conditions.cautions(evidence),
-        conditions.what_ran(evidence, links),
         conditions.variants_table(evidence),
+        contrasts.section(evidence),
+        effects.section(evidence),
         timing.section(evidence),
-        *_comparison_sections(evidence, files),
+        *map(_comparison, comparisons(evidence)),
         scaling.section(evidence),
         appendix.profiles(evidence),
+        _plots(evidence, files),
         appendix.failures(evidence),
+        conditions.what_ran(evidence, links),
         appendix.all_trials(evidence),
         appendix.DEFINITIONS,
     ]
     return [section for section in sections if section], files
 
 
-def _comparison_sections(evidence: Evidence, files: dict[str, bytes]) -> Iterator[str]:
-    for place, comparison in enumerate(comparisons(evidence), start=1):
-        parts = [f"## Comparison: {escape(comparison.title)}", *_tables(comparison)]
-        if can_draw():
-            parts += [_picture(plot, f"{place}-{plot.slug}.svg", files) for plot in plots_of(comparison, evidence)]
-        elif place == 1:
-            parts.append(NOT_DRAWN)
-        yield "\n\n".join(parts)
+def _comparison(comparison: Comparison) -> str:
+    found = tables_of(comparison)
+    parts = [f"## Comparison: {escape(comparison.title)}"]
+    parts += [f"### {topic}\n\n{text}" for topic, text in found.items()]
+    if not found.keys() & COSTS.keys():
+        parts.append("Speed and memory: no data.")
+    return "\n\n".join([*parts, *footnotes(comparison)])
 
 
-def _tables(comparison: Comparison) -> list[str]:
-    cost = cost_table(comparison)
-    measured = [
-        cost or "Speed and memory: no data.",
-        memory_table(comparison),
-        capacity_table(comparison),
-        cache_table(comparison),
-    ]
-    parts = [quality_table(comparison), *measured, "\n\n".join(footnotes(comparison))]
-    return [part for part in parts if part]
+def _plots(evidence: Evidence, files: dict[str, bytes]) -> str:
+    if not can_draw():
+        return f"## Plots\n\n{NOT_DRAWN}"
+    parts = []
+    for place, title, plots in plots_of(evidence):
+        parts.append(f"### {escape(title)}")
+        parts += [_picture(plot, f"{place}-{plot.slug}.svg", files) for plot in plots]
+    return "\n\n".join(["## Plots", *parts]) if parts else ""
 
 
 def _picture(plot: Plot, name: str, files: dict[str, bytes]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ablate.metrics import METRICS, metric_of
@@ -25,12 +25,16 @@ DEFINITIONS = f"""## What the numbers mean
 - bits/byte: the same sum in bits, divided by the bytes of the text; it compares tokenizers.
 - ± : sample standard deviation over the seeds. n: seeds that ended ok with a finite loss.
 - difference: variant minus baseline, paired by seed, with a 95 % t interval. An interval that holds zero is
-  *no clear difference*; a single seed has no interval and no verdict.
-- **bold**: an exact value that is the best, or all that share it; of measured values only one whose paired interval
-  against every other in the table excludes zero. Times, speeds and energies of trials are never bold where there are
-  interleaved repeats, which judge them, and else only the speed of training, where the machine's A/A check found no
-  difference, would have found one of {HIDDEN}, and no trial had another one beside it.
-  Measured figures of trained and of only profiled trials do not compete. ↓ lower is better, ↑ higher is better.
+  *no clear difference*; one that excludes zero, of a contrast whose p value after Holm over all variants is over 5 %,
+  is *no clear difference (after Holm)*; a single seed has no interval and no verdict.
+- further seeds would decide: so many more find a true difference as large as the one that was seen, with {CHANCE}; the
+  noise is taken at the upper bound (80 %) of what the seeds so far tell.
+- **bold**: an exact value that is the best, or all that share it; of measured values only one that is better than every
+  other in the table by the paired t test, after Holm over these, and than the baseline after Holm over all variants.
+  Times, speeds and energies of trials are never bold where there are interleaved repeats, which judge them, and else
+  only the speed of training, where the machine's A/A check found no difference, would have found one of {HIDDEN}, and no
+  trial had another one beside it. Measured figures of trained and of only profiled trials do not compete. ↓ lower is
+  better, ↑ higher is better.
 - n/a: not measured. —: does not apply. A word such as diverged or OOM: how the trials ended. Only ok trials compete.
 - FLOPs per token: matrix products only, of one forward pass at the training length; causal attention counts
   (T+1)/2 keys a query, experts only where active, the output head is in, lookups are 0.
@@ -39,7 +43,8 @@ DEFINITIONS = f"""## What the numbers mean
   between steps; evaluation and compilation are left out. Windows: the same over at least 10 steps on end. Data wait,
   forward, backward and optimizer are parts of a step, which is timed alone.
 - time against the baseline: the geometric mean over rounds of a variant's time by the baseline's, each round in fresh
-  processes one after the other, with a 95 % t interval of the logarithms. A/A: the baseline at the end of a round by
+  processes one after the other, with a 95 % t interval of the logarithms; its verdict is after Holm over all times of all
+  variants. By ranks: a Mann-Whitney test of the same times, which decides nothing. A/A: the baseline at the end of a round by
   the baseline at its beginning; where that interval excludes equality, verdicts on this time are withheld. Seen with
   {CHANCE}: the slowdown that so many rounds find at this noise. An A/A check that finds so surely only more
   than {HIDDEN} is too coarse: a verdict has then only a variant whose whole interval lies beyond what the check finds,
@@ -86,6 +91,12 @@ OWN_SECTION = {"lengths", "capacity"}
 CELL = ("batch", "context", "new_tokens", "path")
 """What names a cell of a phase; what no row of a phase has gets no column."""
 
+MOST_METRICS = 6
+"""So many beside what names a cell fit a screen."""
+
+Place = tuple[int, *tuple[Any, ...]]
+"""A variant's place, then what `CELL` says."""
+
 
 def profiles(evidence: Evidence) -> str:
     """A table a phase: each variant in each cell of batch and context; empty where nothing was profiled."""
@@ -111,13 +122,43 @@ def _rank(phase: str) -> int:
 
 
 def phase_table(evidence: Evidence, phase: str) -> str:
-    """Each variant in each cell."""
-    cells: dict[tuple[int, *tuple[Any, ...]], dict[str, list[Row]]] = {}
+    """Each variant in each cell; where that is too wide for a screen, several tables, times and speeds first."""
+    cells = _cells(evidence, phase)
+    metrics = list(dict.fromkeys(name for found in cells.values() for name in found))
+    return "\n\n".join(_cells_table(evidence, cells, part) for part in _side_by_side(metrics))
+
+
+def _cells(evidence: Evidence, phase: str) -> dict[Place, dict[str, list[Row]]]:
+    """The rows of each cell by metric, in the order in which they are shown."""
+    cells: dict[Place, dict[str, list[Row]]] = {}
     for place, variant in enumerate(evidence.variants):
         for row in profile_rows(evidence, variant, phase):
             at = cells.setdefault((place, *(row[name] for name in CELL)), {})
             at.setdefault(str(row["metric"]), []).append(row)
-    metrics = list(dict.fromkeys(name for found in cells.values() for name in found))
+    return dict(sorted(cells.items(), key=lambda item: [(each is not None, each) for each in item[0]]))
+
+
+def data(evidence: Evidence) -> list[dict[str, Any]]:
+    """The profiles for machines: a cell of a phase each, with its figures."""
+    return [
+        {
+            **{"variant": evidence.variants[cell[0]].name, "phase": phase, **dict(zip(CELL, cell[1:], strict=True))},
+            "values": {name: figure for name, rows in found.items() if (figure := _figure(rows))},
+        }
+        for phase in sorted({str(row["phase"]) for rows in evidence.profiles.values() for row in rows})
+        for cell, found in _cells(evidence, phase).items()
+    ]
+
+
+def _side_by_side(metrics: Sequence[str]) -> list[Sequence[str]]:
+    if len(metrics) <= MOST_METRICS:
+        return [metrics]
+    timed = [name for name in metrics if metric_of(name).timing]
+    kinds = (timed, [name for name in metrics if name not in timed])
+    return [kind[i : i + MOST_METRICS] for kind in kinds for i in range(0, len(kind), MOST_METRICS)]
+
+
+def _cells_table(evidence: Evidence, cells: Mapping[Place, Mapping[str, Sequence[Row]]], metrics: Sequence[str]) -> str:
     told = [i for i, name in enumerate(CELL, 1) if i < 3 or any(cell[i] is not None for cell in cells)]
     headings = [CELL[i - 1].replace("_", " ") for i in told]
     headers = ["variant", *headings, *(escape(metric_of(name).heading) for name in metrics), "n"]
@@ -128,7 +169,7 @@ def phase_table(evidence: Evidence, phase: str) -> str:
             *(_profile_cell(found.get(name, []), name) for name in metrics),
             str(max(len(each) for each in found.values())),
         ]
-        for cell, found in sorted(cells.items(), key=lambda item: [(each is not None, each) for each in item[0]])
+        for cell, found in cells.items()
     ]
     return table(headers, rows)
 
@@ -147,13 +188,21 @@ def profile_rows(evidence: Evidence, variant: Variant, phase: str) -> Iterator[R
 
 
 def _profile_cell(rows: Sequence[Row], name: str) -> str:
+    if not (found := _figure(rows)):
+        return NOT_MEASURED
+    metric = metric_of(name)
+    text = number(found["median"], metric)
+    return f"{text} ({number(found['spread'], metric)})" if "spread" in found else text
+
+
+def _figure(rows: Sequence[Row]) -> dict[str, float]:
+    """The median of the trials and their spread, with their number; nothing where none has a value."""
     values = [value for row in rows if (value := finite(row["value"])) is not None]
     spreads = [spread for row in rows if (spread := finite(row["spread"])) is not None]
     if not values:
-        return NOT_MEASURED
-    metric = metric_of(name)
-    text = number(_median(values), metric)
-    return f"{text} ({number(max(_median(spreads), max(values) - min(values)), metric)})" if spreads else text
+        return {}
+    between = {"spread": max(_median(spreads), max(values) - min(values))} if spreads else {}
+    return {"median": _median(values), **between, "n": len(values)}
 
 
 def _median(values: Sequence[float]) -> float:

@@ -17,37 +17,33 @@ from ablate.report.text import (
     table,
 )
 from ablate.schema import PROFILED
-from ablate.stats import Difference, summarize
+from ablate.stats import Difference, corrected, summarize
 
 LOSS = METRICS["val_loss"]
 BITS = METRICS["val_bits_per_byte"]
 # What a loss was bought with: columns that must stand beside it.
 BUDGET = [METRICS[name] for name in ("params_total", "params_active", "flops_per_token")]
 CACHE = METRICS["kv_cache_bytes_per_token"]
-CACHE_MEASURED = METRICS["kv_cache_bytes_measured"]
-COST = [
-    METRICS[name]
-    for name in (
-        "train_tokens_per_second",
-        "step_seconds_p50",
+CACHE_HELD = [METRICS[name] for name in ("kv_cache_bytes_measured", "kv_cache_bytes_held")]
+COSTS = {
+    "Speed of training": ("train_tokens_per_second", "step_seconds_p50", "compile_seconds", "wall_seconds"),
+    "Speed of inference": (
         "prefill_tokens_per_second",
         "time_to_first_token_seconds_p50",
         "decode_tokens_per_second",
         "decode_seconds_per_token_p50",
         "decode_bandwidth_share",
-        "peak_allocated_bytes",
-        "peak_reserved_bytes",
-        "peak_rss_bytes",
-        "device_used_bytes",
-        "energy_joules_per_token",
-        "decode_energy_joules_per_token",
+    ),
+    "Utilisation and energy": (
         "mfu",
         "hfu",
         "mfu_datasheet",
-        "compile_seconds",
-        "wall_seconds",
-    )
-]
+        "energy_joules_per_token",
+        "decode_energy_joules_per_token",
+    ),
+    "Memory": ("peak_allocated_bytes", "peak_reserved_bytes", "peak_rss_bytes", "device_used_bytes"),
+}
+"""What was measured, by topic: each is a table that fits a screen."""
 
 MEMORY = [
     METRICS[name]
@@ -57,7 +53,6 @@ MEMORY = [
         "gradient_bytes",
         "optimizer_state_bytes",
         "activation_bytes",
-        "kv_cache_bytes_held",
     )
 ]
 CAPACITY = [METRICS[name] for name in ("largest_batch", "largest_length")]
@@ -122,8 +117,8 @@ def _clear_winner(variants: Sequence[Variant], metric: Metric) -> set[str]:
     if len(ranked) < 2:
         return set()
     winner = ranked[0][1]
-    beats_all = all(winner.against(each, metric).verdict == "better" for _, each in ranked[1:])
-    return {winner.name} if beats_all else set()
+    rivals = corrected({each.name: winner.against(each, metric) for _, each in ranked[1:]})
+    return {winner.name} if all(each.verdict == "better" for each in rivals.values()) else set()
 
 
 # --- Unequal budgets --------------------------------------------------------------------------------------------------
@@ -226,20 +221,29 @@ def quality_table(comparison: Comparison) -> str:
     return _table(variants, columns)
 
 
-def cost_table(comparison: Comparison) -> str:
-    """Speed and memory, each under its own name; empty where nothing was measured."""
-    measured = [metric for metric in COST if any(each.by_seed(metric.column) for each in comparison.variants)]
-    if not measured:
-        return ""
+def tables_of(comparison: Comparison) -> dict[str, str]:
+    """Each table by its topic; what nobody measured has none."""
+    costs = {topic: cost_table(comparison, [METRICS[name] for name in names]) for topic, names in COSTS.items()}
+    found = {
+        "Loss and size": quality_table(comparison),
+        **costs,
+        "Memory of a training step": memory_table(comparison),
+        "Largest steps that fit": capacity_table(comparison),
+        "KV cache": cache_table(comparison),
+    }
+    return {topic: text for topic, text in found.items() if text}
+
+
+def cost_table(comparison: Comparison, metrics: Sequence[Metric]) -> str:
+    """What was measured of these; empty where nothing was."""
+    measured = [metric for metric in metrics if any(each.by_seed(metric.column) for each in comparison.variants)]
     columns: list[tuple[str, Cell]] = [("variant", _name_cell)]
     columns += [_measured_column(comparison.variants, metric) for metric in measured]
-    if _is_known(comparison.variants, CACHE_MEASURED):
-        columns.append(_exact_column(comparison.variants, comparison.baseline, CACHE_MEASURED))
-    return _table(comparison.variants, columns)
+    return _table(comparison.variants, columns) if measured else ""
 
 
 def memory_table(comparison: Comparison) -> str:
-    """What a training step held and for what, and the cache after decoding; empty where nothing was measured."""
+    """What a training step held and for what; empty where nothing was measured."""
     known = [metric for metric in MEMORY if _is_known(comparison.variants, metric)]
     columns: list[tuple[str, Cell]] = [("variant", _name_cell)]
     columns += [_exact_column(comparison.variants, comparison.baseline, metric) for metric in known]
@@ -267,17 +271,14 @@ def _capacity_column(metric: Metric) -> tuple[str, Cell]:
 
 
 def cache_table(comparison: Comparison) -> str:
-    """When a sequence's cache weighs as much as the model, and each device's part of it; empty where no plan says."""
-    variants = comparison.variants
+    """The cache after decoding, when it weighs as much as the model, each device's part; empty where nobody says."""
+    variants, baseline = comparison.variants, comparison.baseline
     devices = list(dict.fromkeys(n for each in variants for n in each.facts.get("kv_cache_bytes_by_devices", {})))
-    if not devices:
-        return ""
-    columns: list[tuple[str, Cell]] = [
-        ("variant", _name_cell),
-        _exact_column(variants, comparison.baseline, EQUALS_WEIGHTS),
-    ]
+    known = [metric for metric in CACHE_HELD if _is_known(variants, metric)] + [EQUALS_WEIGHTS] * bool(devices)
+    columns: list[tuple[str, Cell]] = [("variant", _name_cell)]
+    columns += [_exact_column(variants, baseline, metric) for metric in known]
     columns += [_device_column(n) for n in devices]
-    return _table(variants, columns)
+    return _table(variants, columns) if known else ""
 
 
 def _device_column(devices: str) -> tuple[str, Cell]:

@@ -232,8 +232,8 @@ def _many_comparisons(evidence: Evidence) -> Iterator[str]:
     contrasts = sum(each.against(baseline, LOSS).n > 1 for each in others) if baseline else 0
     if contrasts > 1:
         yield (
-            f"{contrasts} variants are compared with one baseline and the 95 % intervals are not corrected for that: "
-            f"about {significant(contrasts * 0.05, 2)} of them would exclude zero by chance alone."
+            f"{contrasts} variants are compared with one baseline. Verdicts on losses are corrected for that (Holm), "
+            f"the 95 % intervals are not: about {significant(contrasts * 0.05, 2)} would exclude zero by chance."
         )
 
 

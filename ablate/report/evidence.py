@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import pandas as pd
 
 from ablate.interleaved import Rounds
-from ablate.metrics import LOSSES, Metric, Timing
+from ablate.metrics import LOSSES, METRICS, Metric, Timing
 from ablate.results import Results, is_only_profiled
 from ablate.stats import (
     MOST_HIDDEN,
     Difference,
     Summary,
+    corrected,
     finite,
     paired_difference,
     summarize,
@@ -61,6 +62,7 @@ class Variant:
     facts: Mapping[str, Any]  # its entry in experiment.json
     rows: Sequence[Row]
     vouched: frozenset[Timing]  # timings of its trials that an A/A check stands behind, and found nothing
+    contrasts: Mapping[str, Difference] = field(default_factory=dict)  # column -> minus the baseline, after Holm
 
     @cached_property
     def outcomes(self) -> Counter[str]:
@@ -120,10 +122,14 @@ class Variant:
         return known.pop() if len(known) == 1 else None
 
     def against(self, other: Variant, metric: Metric) -> Difference:
-        """This variant minus the other, paired by seed.
+        """This variant minus the other, paired by seed; if one of them is the baseline, after Holm over all variants.
 
         Losses of different tasks do not compare, nor does what few steps measured with what all of training did.
         """
+        if other.is_baseline and metric.column in self.contrasts:
+            return self.contrasts[metric.column]
+        if self.is_baseline and metric.column in other.contrasts:
+            return other.contrasts[metric.column].reversed()
         if metric.column in LOSSES:
             if self.task != other.task:
                 return Difference(None, None, None, 0, "another task")
@@ -188,10 +194,38 @@ def evidence_of(results: Results) -> Evidence:
     rounds = Rounds.latest(records(results.repeats))
     variants = [_variant(entry, rows.get(str(entry["name"]), []), rounds) for entry in entries]
     variants.sort(key=lambda variant: not variant.is_baseline)
+    variants = _contrasted(variants)
     profiles: dict[str, list[Row]] = {}
     for row in records(results.profiles[results.profiles["sample"].isna()]):
         profiles.setdefault(str(row["trial_id"]), []).append(row)
     return Evidence(results, variants, _loss_curves(results.curves), profiles, rounds)
+
+
+def _contrasted(variants: Sequence[Variant]) -> list[Variant]:
+    """The variants with what each measured number differs from the baseline's, as one of all that are compared."""
+    baseline = next((variant for variant in variants if variant.is_baseline), None)
+    if baseline is None:
+        return list(variants)
+    others = [variant for variant in variants if not variant.is_baseline]
+    columns = {metric.column: _contrasts(others, baseline, metric) for metric in METRICS.values() if metric.noisy}
+    return [
+        replace(each, contrasts={column: found[each.name] for column, found in columns.items() if each.name in found})
+        for each in variants
+    ]
+
+
+def _contrasts(others: Sequence[Variant], baseline: Variant, metric: Metric) -> dict[str, Difference]:
+    """After Holm, in which one that is still to come counts too: what is declared now is not taken back for it."""
+    if not baseline.by_seed(metric.column):
+        return {}
+    found = {each.name: each.against(baseline, metric) for each in others}
+    pending = [each for each in others if found[each.name].p is None and _may_come(each, baseline, found[each.name])]
+    return corrected(found, len(pending))
+
+
+def _may_come(variant: Variant, baseline: Variant, difference: Difference) -> bool:
+    unlike = difference.verdict in ("another task", "trained against only profiled")
+    return not unlike and bool({*variant.unfinished, *baseline.unfinished} & variant.trials.keys())
 
 
 def profiles_of(variants: Sequence[Variant]) -> dict[str, list[str]]:

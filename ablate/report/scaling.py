@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
 from ablate.metrics import METRICS
 from ablate.report import executed
@@ -36,6 +37,16 @@ def section(evidence: Evidence) -> str:
     notes = [NOT_STRAIGHT] if any(BENT in cell for row in rows for cell in row[2:]) else []
     parts = ["## Scaling with sequence length", INTRO, table(headers, rows), *notes, phase_table(evidence, PHASE)]
     return "\n\n".join(parts)
+
+
+def data(evidence: Evidence) -> list[dict[str, Any]]:
+    """The same for machines: the points of each variant and metric, and the power law through them."""
+    series = [(each, metric, points(evidence, each, metric.column)) for each in evidence.variants for metric in GROWING]
+    return [
+        {"variant": each.name, "metric": metric.column, "by_length": at, "law": power_law(at.keys(), at.values())}
+        for each, metric, at in series
+        if at
+    ]
 
 
 def points(evidence: Evidence, variant: Variant, column: str) -> dict[int, float]:

@@ -10,18 +10,22 @@ from ablate.report.comparison import (
     BUDGET,
     CACHE,
     LOSS,
+    UNEQUAL,
     budget_change,
     difference_pairs,
     has_other_budget,
     outcome_text,
 )
+from ablate.report.contrasts import what_would_decide
 from ablate.report.evidence import ONLY_PROFILED, Evidence, Variant, without_training
-from ablate.report.text import count_of, escape, interval, mean_and_sd, ratio, relative_interval
+from ablate.report.text import count_of, escape, interval, list_of, mean_and_sd, ratio, relative_interval
 from ablate.report.timing import WITHHELD
 from ablate.stats import summarize
 
 SPEED = METRICS["train_tokens_per_second"]
 MOST_SENTENCES = 24
+NO_VERDICT = "no verdict"
+OUTCOMES = ("better", "worse", "no clear difference", NO_VERDICT)
 
 
 def title(evidence: Evidence) -> str:
@@ -57,6 +61,7 @@ def _sentences(evidence: Evidence) -> Iterator[str]:
         yield "There is no baseline among these results, so that nothing can be compared with it."
         return
     yield _baseline_sentence(baseline)
+    yield from _in_short(others, baseline)
     shown = others if len(others) <= MOST_SENTENCES else _clearest(others, baseline)
     for each in shown:
         yield _contrast(each, baseline, evidence.rounds)
@@ -67,6 +72,24 @@ def _sentences(evidence: Evidence) -> Iterator[str]:
 def _clearest(others: list[Variant], baseline: Variant) -> list[Variant]:
     clear = [each for each in others if each.against(baseline, LOSS).is_clear]
     return clear[:MOST_SENTENCES]
+
+
+def _in_short(others: list[Variant], baseline: Variant) -> Iterator[str]:
+    """Who is better, who is worse, and who is neither, before the sentence on each; one variant has its sentence."""
+    found: dict[str, list[str]] = {}
+    for each in others:
+        mark = f" {UNEQUAL}" if has_other_budget(each, baseline) else ""
+        found.setdefault(_outcome(each, baseline), []).append(each.name + mark)
+    if len(others) < 2 or not found.keys() - {NO_VERDICT}:
+        return
+    listed = "; ".join(f"**{word}**: {list_of(found[word])}" for word in OUTCOMES if word in found)
+    is_unequal = any(has_other_budget(each, baseline) for each in others)
+    yield f"In short, against the baseline, {listed}." + (f" ({UNEQUAL} not at equal budget)" if is_unequal else "")
+
+
+def _outcome(variant: Variant, baseline: Variant) -> str:
+    verdict = variant.against(baseline, LOSS).verdict
+    return verdict if verdict in OUTCOMES else NO_VERDICT
 
 
 def _baseline_sentence(baseline: Variant) -> str:
@@ -95,7 +118,8 @@ def _loss_part(variant: Variant, baseline: Variant) -> str:
         return f"{LOSS.label} {interval(difference, LOSS)} {LOSS.unit} on a single seed: no verdict"
     pairs = difference_pairs(difference, variant)
     seeds = count_of(difference.n, "seed") + (" in common" if pairs else "")
-    return f"{LOSS.label} {interval(difference, LOSS)} {LOSS.unit} over {seeds}: {difference.verdict}"
+    said = f"{difference.verdict}{what_would_decide(difference)}"
+    return f"{LOSS.label} {interval(difference, LOSS)} {LOSS.unit} over {seeds}: {said}"
 
 
 def _no_result(variant: Variant) -> str:

@@ -13,6 +13,9 @@ from ablate.stats import Difference, Ratio, Summary, finite
 NOT_MEASURED = "n/a"
 DOES_NOT_APPLY = "—"
 
+LEAST_P = 1e-4
+"""A smaller p value is shown as below this."""
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\s]+")
 # What begins an address becomes a link by itself, and nobody has said where it leads.
 _ADDRESS = re.compile(r"(?<=[A-Za-z]):(?=//)|(?<=www)\.", re.IGNORECASE)
@@ -131,6 +134,13 @@ def relative_interval(measured: Ratio) -> str:
     places = max([1, *(min(4, _visible(100 * (each - 1))) for each in bounds if each != 1)])
     shown = [_percent(each, places) for each in (measured.mean, *bounds)]
     return f"{shown[0]} % [{shown[1]}, {shown[2]}]" if bounds else f"{shown[0]} %"
+
+
+def p_value(p: float | None) -> str:
+    """`0.0123`, or a bound where it is tiny."""
+    if p is None:
+        return NOT_MEASURED
+    return f"below {LEAST_P:.4f}" if p < LEAST_P else f"{p:.4f}"
 
 
 def _percent(value: float, places: int) -> str:

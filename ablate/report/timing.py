@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from typing import Any
 
 from ablate.interleaved import Rounds
 from ablate.metrics import METRICS, TIMED, Timing
@@ -15,11 +16,12 @@ from ablate.report.text import (
     escape,
     list_of,
     number,
+    p_value,
     relative,
     relative_interval,
     table,
 )
-from ablate.stats import POWER, Ratio, finite
+from ablate.stats import POWER, Ratio, finite, rounds_to_decide
 
 WITHHELD = "withheld"
 COARSEST = 9.0
@@ -41,6 +43,27 @@ def section(evidence: Evidence) -> str:
         "\n".join(_failures(rounds)),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def data(evidence: Evidence) -> dict[str, Any] | None:
+    """The same for machines: ratios of seconds to the baseline's, by timing and variant; None without repeats."""
+    rounds = evidence.rounds
+    if not rounds.rows:
+        return None
+    return {
+        "rounds": len(rounds.numbers),
+        "baseline": rounds.baseline,
+        "baseline_again": {kind: rounds.against_itself(kind) for kind in rounds.timings},
+        "variants": [
+            {
+                **{"variant": name, "timing": kind, "seconds_by_round": rounds.values(kind, name)},
+                **{"ratio": rounds.against_baseline(kind, name), "said": rounds.verdict(kind, name)},
+            }
+            for kind in rounds.timings
+            for name in rounds.members
+            if name != rounds.baseline
+        ],
+    }
 
 
 def _told(rounds: Rounds, evidence: Evidence) -> Iterator[str]:
@@ -92,7 +115,7 @@ def _self(check: Ratio) -> str:
 
 def _table(rounds: Rounds) -> str:
     headers = ["variant", "timing", "median (ms)", "time against the baseline, 95 % interval", "verdict", "n"]
-    headers.append(f"seen with {CHANCE} from")
+    headers += [f"seen with {CHANCE} from", "by ranks, p after Holm"]
     rows = [_line(rounds, kind, name) for kind in rounds.timings for name in rounds.members]
     return table(headers, rows)
 
@@ -101,10 +124,22 @@ def _line(rounds: Rounds, kind: Timing, name: str) -> list[str]:
     own = rounds.values(kind, name)
     median = number(statistics.median(own.values()), METRICS[TIMED[kind]]) if own else NOT_MEASURED
     if name == rounds.baseline:
-        return [escape(name), kind, median, DOES_NOT_APPLY, DOES_NOT_APPLY, str(len(own)), DOES_NOT_APPLY]
+        return [escape(name), kind, median, DOES_NOT_APPLY, DOES_NOT_APPLY, str(len(own)), *[DOES_NOT_APPLY] * 2]
     ratio = rounds.against_baseline(kind, name)
     verdict = rounds.verdict(kind, name)
-    return [escape(name), kind, median, relative_interval(ratio), verdict, str(ratio.n), visible(ratio)]
+    ranks = _by_ranks(rounds, kind, name)
+    return [escape(name), kind, median, relative_interval(ratio), verdict, str(ratio.n), visible(ratio), ranks]
+
+
+def _by_ranks(rounds: Rounds, kind: Timing, name: str) -> str:
+    """What the ranks of the times say, with p, or how many rounds they need to say anything."""
+    found = rounds.by_rank(kind, name)
+    if found is None:
+        return NOT_MEASURED
+    if found.verdict == "too few rounds":
+        return f"{found.verdict}: {rounds_to_decide(found.contrasts)} needed"
+    said = WITHHELD if rounds.verdict(kind, name) == WITHHELD else found.verdict
+    return f"{said}, {p_value(found.adjusted)}"
 
 
 def visible(measured: Ratio) -> str:
@@ -116,11 +151,17 @@ def visible(measured: Ratio) -> str:
 
 
 def _notes(rounds: Rounds) -> Iterator[str]:
-    contrasts = (len(rounds.members) - 1) * len(rounds.timings)
+    contrasts = len(rounds.contrasts)
     if contrasts > 1:
         yield (
-            f"The intervals are not corrected for their number: of {contrasts} about {contrasts * 0.05:.2g} would "
-            "exclude equality by chance alone, and so would one of 20 A/A checks."
+            f"Verdicts are corrected for their number (Holm over {contrasts} contrasts), intervals are not: about "
+            f"{contrasts * 0.05:.2g} of them would exclude equality by chance alone, and so would one of 20 A/A checks."
+        )
+    if contrasts:
+        yield (
+            "The t test of log ratios, paired by round, decides: it sees through a machine that is slower in some "
+            "rounds. By ranks: the Mann-Whitney test of the same times, which knows nothing of rounds and assumes no "
+            f"distribution; {rounds_to_decide(contrasts)} rounds are the fewest with which it can find anything here."
         )
 
 

@@ -1,0 +1,208 @@
+"""What each axis does to the loss over all others, and which two axes need each other: effects of a design."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ablate.effects import Effect, effects
+from ablate.fractional import in_words
+from ablate.report.comparison import LOSS
+from ablate.report.evidence import Evidence, Variant
+from ablate.report.text import NOT_MEASURED, count_of, escape, interval, list_of, p_value, table
+from ablate.stats import MOST_REPEATS, Difference, corrected, paired_difference
+
+MOST_ROWS = 60
+
+MAIN, INTERACTION = 1, 2
+"""Axes of an effect."""
+
+INTRO = """A main effect is the mean loss with one value minus that with another, over all combinations of the other
+axes, for each seed; the interval is over seeds (95 %, t). An interaction is by how much the first axis' effect changes
+where the second has its other value. The paired t test decides after Holm over all {count} of this table."""
+
+IN_A_FRACTION = """Each row is an estimate of a sum: what stands behind + or - is not told apart from what stands before
+it. Interactions of three and more axes are taken to be nothing."""
+
+
+@dataclass(frozen=True)
+class Effects:
+    """The effects at one budget (`suffix` of the variants' names; empty where nothing is matched to several)."""
+
+    design: Mapping[str, Any]
+    suffix: str
+    variants: Mapping[str, Variant]
+    """By the name that a combination has in the design."""
+
+    @cached_property
+    def estimates(self) -> list[tuple[Effect, Difference]]:
+        """Each effect with its interval and verdict; after Holm, those that may still come among them."""
+        values = {name: each.by_seed(LOSS.column) for name, each in self.variants.items()}
+        found = effects(self.design, values)
+        told = {place: _difference(each) for place, each in enumerate(found)}
+        unfinished = any(each.unfinished for each in self.variants.values())
+        pending = sum(each.p is None for each in told.values()) if unfinished else 0
+        return list(zip(found, corrected(told, pending).values(), strict=True))
+
+    @property
+    def tasks(self) -> set[str]:
+        """What the variants are taught: losses of different tasks do not compare."""
+        return {each.task for each in self.variants.values()}
+
+
+def _difference(effect: Effect) -> Difference:
+    direction = LOSS.direction if len(effect.axes) == MAIN else None
+    return paired_difference(effect.by_seed, dict.fromkeys(effect.by_seed, 0.0), direction)
+
+
+def found(evidence: Evidence) -> list[Effects]:
+    """One for each budget; none where there are not several axes, or they do not combine."""
+    design = evidence.experiment.get("design")
+    if not design or design["combine"] == "one_at_a_time":
+        return []
+    if sum(len(axis["levels"]) > 1 for axis in design["axes"]) < 2:
+        return []
+    names = list(dict.fromkeys(cell["variant"] for cell in design["cells"] if cell["variant"]))
+    known = {each.name: each for each in evidence.variants}
+    suffixes = dict.fromkeys(
+        each.removeprefix(name) for name in names if name not in known for each in known if each.startswith(f"{name}@")
+    )
+    return [
+        Effects(design, suffix, {n: v for n in names if (v := known.get(n) or known.get(n + suffix)) is not None})
+        for suffix in suffixes or {"": None}
+    ]
+
+
+def section(evidence: Evidence) -> str:
+    """A table of all effects, with what was left out of each and why; empty where axes do not combine."""
+    parts = [_part(each) for each in found(evidence) if any(map(_has_loss, each.variants.values()))]
+    return "\n\n".join(["## Effects of the axes", *parts]) if parts else ""
+
+
+def data(evidence: Evidence) -> list[dict[str, Any]]:
+    """The same for machines; a budget is None where variants are not matched to several."""
+    return [
+        {
+            "budget": told.suffix.removeprefix("@") or None,
+            "axes": [told.design["axes"][axis]["path"] for axis in effect.axes],
+            "levels": list(effect.levels),
+            "aliases": [{"sign": sign, "axes": list(axes)} for sign, axes in effect.aliases],
+            "by_seed": effect.by_seed,
+            "averaged": effect.averaged,
+            "combinations": effect.combinations,
+            "lost": effect.lost,
+            "difference": difference,
+        }
+        for told in found(evidence)
+        for effect, difference in told.estimates
+    ]
+
+
+def _has_loss(variant: Variant) -> bool:
+    return bool(variant.by_seed(LOSS.column))
+
+
+def _part(told: Effects) -> str:
+    title = [f"### At equal {escape(told.suffix.removeprefix('@'))}"] if told.suffix else []
+    plan = ["  \n".join(map(escape, in_words(told.design)))] if "aliases" in told.design else []
+    if len(told.tasks) > 1:
+        return "\n\n".join([*title, *plan, f"The axes change the task ({list_of(sorted(told.tasks))}): no effects."])
+    if "aliases" in told.design and (lost := told.estimates[0][0].lost):
+        why = f"{_reasons(lost)}: no effect can be told without every run of the fraction."
+        return "\n\n".join([*title, *plan, why])
+    return "\n\n".join([*title, *plan, *_tables(told)])
+
+
+def _tables(told: Effects) -> Iterator[str]:
+    tested = sum(each.p is not None for _, each in told.estimates)
+    text = INTRO.format(count=count_of(max((each.contrasts for _, each in told.estimates), default=tested), "effect"))
+    yield f"{text} {IN_A_FRACTION}" if "aliases" in told.design else text
+    shown = _shown(told.estimates)
+    headers = ["effect", f"{LOSS.label}, 95 % interval ({LOSS.unit})", "p after Holm", "verdict"]
+    headers += ["further seeds to decide", "averaged over", "seeds"]
+    yield table(headers, [_row(effect, difference, told.design["axes"]) for effect, difference in shown])
+    if left := len(told.estimates) - len(shown):
+        yield f"{count_of(left, 'interaction')} of larger p left out."
+    yield from _notes(told)
+
+
+def _shown(estimates: Sequence[tuple[Effect, Difference]]) -> list[tuple[Effect, Difference]]:
+    """All, or of very many interactions those of the smallest p, in their order."""
+    room = MOST_ROWS - sum(len(effect.axes) == MAIN for effect, _ in estimates)
+    interactions = [each for each in estimates if len(each[0].axes) == INTERACTION]
+    ranked = sorted(range(len(interactions)), key=lambda place: _rank(interactions[place][1]))
+    kept = {id(interactions[place]) for place in ranked[: max(0, room)]}
+    return [each for each in estimates if len(each[0].axes) == MAIN or id(each) in kept]
+
+
+def _rank(difference: Difference) -> float:
+    return 2.0 if difference.p is None else difference.p
+
+
+def _row(effect: Effect, difference: Difference, axes: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        name_of(effect, axes),
+        interval(difference, LOSS),
+        p_value(difference.adjusted),
+        verdict(effect, difference),
+        _further(difference),
+        _averaged(effect),
+        str(difference.n),
+    ]
+
+
+def name_of(effect: Effect, axes: Sequence[Mapping[str, Any]]) -> str:
+    """`block: post_norm minus pre_norm`, or `block=post_norm × n_layers=2`, and the aliases; as Markdown."""
+    paths = [str(axes[axis]["path"]) for axis in effect.axes]
+    labels = [str(axes[axis]["levels"][level]) for axis, level in zip(effect.axes, effect.levels, strict=True)]
+    own = " × ".join(f"{path}={label}" for path, label in zip(paths, labels, strict=True))
+    if len(effect.axes) == MAIN:
+        axis = axes[effect.axes[0]]
+        own = f"{paths[0]}: {labels[0]} minus {axis['levels'][axis['reference']]}"
+    aliases = (
+        f"{'+' if sign > 0 else '-'} {' × '.join(str(axes[axis]['path']) for axis in names)}"
+        for sign, names in effect.aliases
+    )
+    return escape(" ".join([own, *aliases]))
+
+
+def verdict(effect: Effect, difference: Difference) -> str:
+    """The difference's own, in words of interactions where it is one."""
+    if difference.mean is None and not effect.averaged:
+        return "not told"
+    if len(effect.axes) == MAIN or difference.p is None:
+        return difference.verdict
+    if difference.is_clear:
+        return "they interact"
+    return difference.verdict.replace("difference", "interaction")
+
+
+def _further(difference: Difference) -> str:
+    if difference.p is None or difference.is_clear:
+        return "—" if difference.is_clear else NOT_MEASURED
+    found = difference.further_seeds()
+    return f"over {MOST_REPEATS:,}" if found is None else f"{found:,}"
+
+
+def _averaged(effect: Effect) -> str:
+    """`4`, or `3 of 4 (1 invalid)`."""
+    if not effect.lost:
+        return str(effect.averaged)
+    return f"{effect.averaged} of {effect.combinations} ({_reasons(effect.lost)})"
+
+
+def _reasons(lost: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {escape(why)}" for why, number in lost.items())
+
+
+def _notes(told: Effects) -> Iterator[str]:
+    if any(effect.lost for effect, _ in told.estimates):
+        yield (
+            "What is left out of a mean is left out for all seeds: such a row tells of fewer combinations of the other "
+            "axes than a row without. *The same variant*: there the value makes no difference to what is trained."
+        )
+    seeds = {seed for each in told.variants.values() for seed in each.by_seed(LOSS.column)}
+    if any(effect.averaged and difference.n < len(seeds) for effect, difference in told.estimates):
+        yield f"A seed counts where every variant of a row has a loss with it; {count_of(len(seeds), 'seed')} have one."
