@@ -32,9 +32,9 @@ DEFINITIONS = f"""## What the numbers mean
 - **bold**: an exact value that is the best, or all that share it; of measured values only one that is better than every
   other in the table by the paired t test, after Holm over these, and than the baseline after Holm over all variants.
   Times, speeds and energies of trials are never bold where there are interleaved repeats, which judge them, and else
-  only the speed of training, where the machine's A/A check found no difference, would have found one of {HIDDEN}, and no
-  trial had another one beside it. Measured figures of trained and of only profiled trials do not compete. ↓ lower is
-  better, ↑ higher is better.
+  only the speed of training, where the machine's A/A check found no difference, would have found one of {HIDDEN}, and
+  no trial had another one beside it. Measured figures of trained and of only profiled trials do not compete. ↓ lower
+  is better, ↑ higher is better.
 - n/a: not measured. —: does not apply. A word such as diverged or OOM: how the trials ended. Only ok trials compete.
 - FLOPs per token: matrix products only, of one forward pass at the training length; causal attention counts
   (T+1)/2 keys a query, experts only where active, the output head is in, lookups are 0.
@@ -43,12 +43,12 @@ DEFINITIONS = f"""## What the numbers mean
   between steps; evaluation and compilation are left out. Windows: the same over at least 10 steps on end. Data wait,
   forward, backward and optimizer are parts of a step, which is timed alone.
 - time against the baseline: the geometric mean over rounds of a variant's time by the baseline's, each round in fresh
-  processes one after the other, with a 95 % t interval of the logarithms; its verdict is after Holm over all times of all
-  variants. By ranks: a Mann-Whitney test of the same times, which decides nothing. A/A: the baseline at the end of a round by
-  the baseline at its beginning; where that interval excludes equality, verdicts on this time are withheld. Seen with
-  {CHANCE}: the slowdown that so many rounds find at this noise. An A/A check that finds so surely only more
-  than {HIDDEN} is too coarse: a verdict has then only a variant whose whole interval lies beyond what the check finds,
-  to either side, since so large an effect of the order in a round, or of chance, would have been seen.
+  processes one after the other, with a 95 % t interval of the logarithms; its verdict is after Holm over all times of
+  all variants. By ranks: a Mann-Whitney test of the same times, which decides nothing. A/A: the baseline at the end of
+  a round by the baseline at its beginning; where that interval excludes equality, verdicts on this time are withheld.
+  Seen with {CHANCE}: the slowdown that so many rounds find at this noise. An A/A check that finds so surely
+  only more than {HIDDEN} is too coarse: a verdict has then only a variant whose whole interval lies beyond what the
+  check finds, to either side, since so large an effect of the order in a round, or of chance, would have been seen.
 - single values: every timed step, reading and generation is kept in `profiles` with its number (`sample`), up to
   10,000 a series; of a longer one every second, third, … value.
 - compiled: whether training steps ran through torch.compile to the end, by its own record. Graph breaks: places where

@@ -194,14 +194,14 @@ def evidence_of(results: Results) -> Evidence:
     rounds = Rounds.latest(records(results.repeats))
     variants = [_variant(entry, rows.get(str(entry["name"]), []), rounds) for entry in entries]
     variants.sort(key=lambda variant: not variant.is_baseline)
-    variants = _contrasted(variants)
+    variants = contrasted(variants)
     profiles: dict[str, list[Row]] = {}
     for row in records(results.profiles[results.profiles["sample"].isna()]):
         profiles.setdefault(str(row["trial_id"]), []).append(row)
     return Evidence(results, variants, _loss_curves(results.curves), profiles, rounds)
 
 
-def _contrasted(variants: Sequence[Variant]) -> list[Variant]:
+def contrasted(variants: Sequence[Variant]) -> list[Variant]:
     """The variants with what each measured number differs from the baseline's, as one of all that are compared."""
     baseline = next((variant for variant in variants if variant.is_baseline), None)
     if baseline is None:
