@@ -452,6 +452,19 @@ def test_what_nobody_measured_has_no_column(plain_text: Any) -> None:
     assert "peak allocated ↓" not in text
 
 
+def test_the_summary_begins_with_who_is_better(plain_text: Any) -> None:
+    rows = losses(baseline=[2.5, 2.6, 2.7], good=[2.4, 2.5, 2.6001], bad=[2.6, 2.7, 2.8001], same=[2.5, 2.61, 2.69])
+    rows += [trial("lone", 0, 2.5, params_total=2000), trial("lost", 0, None, status="oom")]
+    first = section(plain_text(results(rows)), "Summary").strip().splitlines()[0]
+    assert first == (
+        "- In short, against the baseline, **better**: good; **worse**: bad; **no clear difference**: same; "
+        "**no verdict**: lone †, lost. († not at equal budget)"
+    )
+    alone = section(plain_text(results(losses(baseline=[2.5, 2.6], a=[2.5, 2.6]))), "Summary")
+    assert "In short" not in alone
+    assert "In short" not in plain_text(results(losses(baseline=[2.5], a=[2.5], b=[2.5])))
+
+
 # --- What is best -----------------------------------------------------------------------------------------------------
 
 
@@ -1093,7 +1106,7 @@ def test_nothing_above_zero_is_no_data(tmp_path: Path) -> None:
 def test_any_text_in_a_cell_is_shown_as_it_is(texts: list[str]) -> None:
     markdown = table([escape(each) for each in texts], [[escape(each) for each in texts]])
     (found,) = tables_of(f"before\n\n{markdown}\n\nafter")
-    control = r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+    control = r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufffe\uffff]"
     expected = [" ".join(re.sub(control, " ", each).split()) for each in texts]
     assert found == [expected, expected]
 

@@ -196,7 +196,14 @@ def test_every_plot_of_the_report_is_in_the_page_under_names_of_its_own(golden: 
 
 
 def test_what_hostile_results_say_is_text_in_the_page(tmp_path: Path) -> None:
-    names = ["baseline", *HOSTILE, "</script><script>alert(1)</script>", "]]><svg onload=alert(1)>", '"><img src=x>']
+    names = [
+        "baseline",
+        *HOSTILE,
+        "</script><script>alert(1)</script>",
+        "]]><svg onload=alert(1)>",
+        "\uffff\ufffe x",
+        '"><img src=x>',
+    ]
     rows = [
         trial(name, 0, 2.5 + i / 10, reason=name, log=name, train_tokens_per_second=1.0 + i)
         for i, name in enumerate(names)

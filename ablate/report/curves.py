@@ -31,6 +31,7 @@ FEWEST_POINTS = 3  # of the second half of a run
 FEW = 6  # so many bands can overlap and still be told apart
 TRAINING = 3  # passes: a training step takes three times the FLOPs of a forward pass
 SPEED = METRICS["train_tokens_per_second"]
+NO_CHECK = " No A/A check stands behind the speeds of these trials: seconds give no verdict."
 LOSS_LABEL = "validation loss ↓ (nats/token)"
 
 
@@ -137,7 +138,9 @@ def paid_plot(comparison: Comparison, evidence: Evidence, looks: Mapping[str, Lo
         return Plot("paid", title, f"{title}: {words}.", None)
     caption = (
         f"The same validation loss by {' and by '.join(price.words for price in prices)}; "
-        "the beginning of the runs is left out where they have points enough." + grey_note(looks)
+        "the beginning of the runs is left out where they have points enough."
+        + (NO_CHECK if any(each.is_withheld(SPEED) for each in comparison.variants) else "")
+        + grey_note(looks)
     )
     return Plot("paid", title, caption, svg_of(lambda: _draw_paid(bands, prices, looks)))
 

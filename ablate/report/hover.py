@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ablate.report.text import plain, significant
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MOST_SPOTS = 1500  # in one plot, so that a file with many curves stays a file that opens
 MOST_OF_A_LINE = 40
 RADIUS = 5
+EDGE = 0.5  # dots: what is drawn on the frame is seen
 POINTS_PER_INCH = 72  # the unit of matplotlib's SVG
 
 _NAMED = "ablate "
@@ -50,8 +51,8 @@ def _spots(figure: Figure) -> Iterator[str]:
     most = max(1, min(MOST_OF_A_LINE, MOST_SPOTS // max(1, len(lines))))
     for axes, line in lines:
         labels = (axes.get_xlabel(), axes.get_ylabel() or _shared_label(axes))
-        for x, y in _chosen(_seen(axes, line), most):
-            yield _spot(figure, axes, (x, y), _told(line, labels, (x, y)))
+        for x, y, *place in _chosen(_seen(axes, line), most):
+            yield _spot(figure, place, _told(line, labels, (x, y)))
 
 
 def _shared_label(axes: Axes) -> str:
@@ -62,16 +63,20 @@ def _shared_label(axes: Axes) -> str:
     return next((label for each in beside if (label := each.get_ylabel())), "")
 
 
-def _seen(axes: Axes, line: Line2D) -> list[tuple[float, float]]:
-    """The points that lie inside the axes."""
+def _seen(axes: Axes, line: Line2D) -> list[list[float]]:
+    """x, y and the place (in dots) of each point that lies inside the axes."""
     import numpy as np
 
     points = np.asarray(line.get_xydata(), dtype=float)
-    known = [(x, y) for x, y in points.tolist() if math.isfinite(x) and math.isfinite(y)]
-    return [point for point in known if axes.bbox.contains(*axes.transData.transform(point))]
+    points = points[np.isfinite(points).all(axis=1)]
+    places = axes.transData.transform(points)
+    low, high = axes.bbox.get_points()
+    inside = ((low - EDGE <= places) & (places <= high + EDGE)).all(axis=1)
+    found: list[list[float]] = np.hstack([points, places])[inside].tolist()
+    return found
 
 
-def _chosen(points: Sequence[tuple[float, float]], most: int) -> Sequence[tuple[float, float]]:
+def _chosen(points: Sequence[list[float]], most: int) -> Sequence[list[float]]:
     """At most so many, evenly, the last among them: it is the result."""
     return points[:: -math.ceil(len(points) / most)][::-1] if points else points
 
@@ -83,9 +88,7 @@ def _told(line: Line2D, labels: tuple[str, str], point: tuple[float, float]) -> 
     return "\n".join(part for part in (plain(own), *map(plain, values)) if part)
 
 
-def _spot(figure: Figure, axes: Any, point: tuple[float, float], told: str) -> str:
-    scale = POINTS_PER_INCH / figure.dpi
-    x, y = (float(each) * scale for each in axes.transData.transform(point))
+def _spot(figure: Figure, place: Sequence[float], told: str) -> str:
+    x, y = (each * POINTS_PER_INCH / figure.dpi for each in place)
     height = float(figure.get_figheight()) * POINTS_PER_INCH
-    # As an attribute too, for the page's own pointer: a title appears late and for exact aim alone.
     return f'<circle cx="{x:.1f}" cy="{height - y:.1f}" r="{RADIUS}"><title>{escape(told)}</title></circle>'

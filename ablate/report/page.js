@@ -6,14 +6,17 @@
 const words = new Intl.Collator("en", { numeric: true });
 const NUMBER = /^(?:[×≥≤<>~] ?|over )?([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)/i;
 
-/** The number that a cell begins with; null for `n/a`, `—` and words, which stay below in either direction. */
+/** The number that a cell begins with, or null. */
 function numberOf(text) {
   const found = NUMBER.exec(text);
   return found && Number(found[1].replaceAll(",", ""));
 }
 
+const wordOf = (text) => (["", "n/a", "—"].includes(text) ? null : text);
+
+/** What has no value stays below in either direction. */
 function compared(one, other, numeric, sign) {
-  const a = numeric ? numberOf(one) : one, b = numeric ? numberOf(other) : other;
+  const [a, b] = [one, other].map(numeric ? numberOf : wordOf);
   if (a === null || b === null) return (a === null) - (b === null);
   return sign * (numeric ? a - b : words.compare(a, b));
 }

@@ -124,13 +124,15 @@ def pareto_plot(comparison: Comparison, _: Evidence, looks: Mapping[str, Look]) 
     )
     on_front = "\n".join(f"- {panel.metric.label}: {list_of(panel.front)}" for panel in found)
     svg = svg_of(lambda: _draw(found, looks))
-    return Plot("pareto", title, f"{caption}\n\nOn the front of loss and\n\n{on_front}", svg)
+    return Plot("pareto", title, f"{caption}\n\nOn the front of validation loss and of\n\n{on_front}", svg)
 
 
 def _towards(metrics: Sequence[Metric]) -> str:
     right = [metric.label for metric in metrics if metric.direction == "higher"]
     left = [metric.label for metric in metrics if metric.direction == "lower"]
-    sides = [f"{side} is cheaper for {', '.join(names)}" for side, names in (("right", right), ("left", left)) if names]
+    sides = [
+        f"{side} is cheaper for {' and '.join(names)}" for side, names in (("right", right), ("left", left)) if names
+    ]
     return "; ".join(sides) + "."
 
 

@@ -60,8 +60,8 @@ def _sentences(evidence: Evidence) -> Iterator[str]:
     if baseline is None:
         yield "There is no baseline among these results, so that nothing can be compared with it."
         return
-    yield _baseline_sentence(baseline)
     yield from _in_short(others, baseline)
+    yield _baseline_sentence(baseline)
     shown = others if len(others) <= MOST_SENTENCES else _clearest(others, baseline)
     for each in shown:
         yield _contrast(each, baseline, evidence.rounds)

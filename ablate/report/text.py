@@ -16,7 +16,8 @@ DOES_NOT_APPLY = "—"
 LEAST_P = 1e-4
 """A smaller p value is shown as below this."""
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\s]+")
+# The last two are no characters at all, which XML, and with it a plot, cannot hold.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufffe\uffff\s]+")
 # What begins an address becomes a link by itself, and nobody has said where it leads.
 _ADDRESS = re.compile(r"(?<=[A-Za-z]):(?=//)|(?<=www)\.", re.IGNORECASE)
 # Within a word GFM takes an underscore as it is, so `post_norm` stays greppable in the file.
