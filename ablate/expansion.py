@@ -10,12 +10,13 @@ from pydantic import BeforeValidator, Field
 
 from ablate import document, grid
 from ablate.choice import Faults, Path, Settings, SettingsError, Whole, as_whole, validated
+from ablate.claims import Claim, read_all
 from ablate.data import Corpus
 from ablate.document import Document, printable
 from ablate.settings import OF_NO_NUMBER, VariantSettings, resolved, typed
 from ablate.variant import BASELINE, Invalid, Variant, canonical_json, differences, foreign_names
 
-LATER = ("match", "tune", "claims")
+LATER = ("match", "tune")
 """Keys of the file that are not built yet."""
 
 _MOST_SEEDS = 1000
@@ -42,6 +43,23 @@ def _named(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value
 
 
+def _sentence(value: object) -> object:
+    return {"claim": value} if isinstance(value, str) else value
+
+
+def _as_told(value: object) -> object:
+    """A figure that a text quotes may be a number."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+class ClaimEntry(Settings):
+    """A claim, and what a text says of it."""
+
+    claim: str = Field(description="arithmetic and one comparison over metrics of variants")
+    says: Annotated[str | None, BeforeValidator(_as_told)] = Field(None, description="the figure that a text quotes")
+    source: str | None = Field(None, description="where the text quotes it")
+
+
 class ExperimentFile(Settings):
     """The file's own keys; what stands below them is checked where it is used."""
 
@@ -58,6 +76,9 @@ class ExperimentFile(Settings):
     data: Annotated[dict[str, Any], BeforeValidator(_named)] = Field({}, description="where tokens come from")
     train: dict[str, Any] = Field(description="the recipe")
     profile: dict[str, Any] = Field({}, description="what is measured beside training")
+    claims: list[Annotated[ClaimEntry, BeforeValidator(_sentence)]] = Field(
+        [], max_length=1000, description="sentences that the results are judged by"
+    )
 
 
 @dataclass(frozen=True)
@@ -65,6 +86,7 @@ class Expanded:
     """What a file comes to. `same` are names that mean another's variant."""
 
     file: ExperimentFile
+    claims: list[Claim]
     variants: list[Variant]
     invalid: list[Invalid]
     same: dict[str, str]
@@ -145,6 +167,7 @@ class _Expansion:
     def __init__(self, file: ExperimentFile, found: Document, max_trials: int) -> None:
         self.file, self.found, self.max_trials = file, found, max_trials
         self.axes = grid.Axes(file.vary, file.design)
+        self.claims = read_all(each.model_dump() for each in file.claims)
         self.invalid: list[Invalid] = []
         self.same: dict[str, str] = {}
         self.excluded = self.merged = self.equal_to_baseline = 0
@@ -166,7 +189,7 @@ class _Expansion:
         points = [self._point(combination) for combination in self.axes.combinations()]
         self._settle([point for point in points if point])
         variants = list(self.by_canonical.values())
-        return Expanded(self.file, variants, self.invalid, self.same, self._counts())
+        return Expanded(self.file, self.claims, variants, self.invalid, self.same, self._counts())
 
     def _counts(self) -> dict[str, int]:
         """Raw counts the baseline only where nothing equals it; what equals it first is the baseline, not merged."""

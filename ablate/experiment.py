@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path as File
 from typing import Any
 
 from ablate import document
 from ablate.choice import Faults, unknown
+from ablate.claims import Claim, named
 from ablate.data import Corpus
 from ablate.document import Document, FileFaults, Mark, printable, told
 from ablate.expansion import LATER, ExperimentFile, expand
@@ -29,6 +30,7 @@ class Experiment:
     same: dict[str, str]
     counts: dict[str, int]
     seeds: list[int]
+    claims: list[Claim] = field(default_factory=list)
 
     @classmethod
     def from_file(cls, path: str | File, sets: Sequence[str] = (), max_trials: int = 1000) -> Experiment:
@@ -52,6 +54,7 @@ class Experiment:
             same=expanded.same,
             counts=expanded.counts,
             seeds=file.seeds,
+            claims=expanded.claims,
         )
 
     @property
@@ -83,6 +86,14 @@ class Experiment:
         invalid = [*self.invalid, *(Invalid(name, reason) for name, reason in reasons.items())]
         sizes = {"invalid": len(invalid), "planned": len(variants), "trials": len(variants) * len(self.seeds)}
         return replace(self, variants=variants, invalid=invalid, counts={**self.counts, **sizes})
+
+    def with_claims(self) -> Experiment:
+        """The experiment, whose variants are final now, with its claims about them. Raises `FileFaults`."""
+        names = [*(each.name for each in self.variants), *(each.name for each in self.invalid)]
+        try:
+            return replace(self, claims=named(self.claims, names, self.same))
+        except Faults as faults:
+            raise told(self.found, faults) from None
 
     def plug_ins(self) -> list[str]:
         """The user's own code that the experiment names."""

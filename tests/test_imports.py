@@ -44,7 +44,7 @@ STOREYS = [
     ],
     ["registry", "document", "presets", "hf"],
     [*SLOTS],
-    ["settings", "grid", "variant", "expansion", "experiment", "position_plot"],
+    ["settings", "grid", "variant", "claims", "expansion", "experiment", "position_plot"],
     [
         *("model", "cost", "building", "importing", "job", "tables", "documents", "shelf", "results", "lease"),
         "mlflow_view",
@@ -232,6 +232,7 @@ LIGHT = (
         "documents",
         "results",
         "mlflow_view",
+        "claims",
         "stats",
         "metrics",
         "report",

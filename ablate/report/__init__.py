@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ablate.files import write_bytes
-from ablate.report import appendix, conditions, scaling, timing
+from ablate.report import appendix, claims, conditions, scaling, timing
 from ablate.report import summary as first_page
 from ablate.report.comparison import (
     Comparison,
@@ -51,6 +51,7 @@ def _document(evidence: Evidence, links: Mapping[str, str]) -> tuple[list[str], 
     sections = [
         first_page.title(evidence),
         first_page.summary(evidence),
+        claims.section(evidence),
         conditions.cautions(evidence),
         conditions.what_ran(evidence, links),
         conditions.variants_table(evidence),
