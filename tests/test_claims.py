@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from typing import Any
@@ -72,55 +73,41 @@ def test_any_name_can_be_quoted(name: str) -> None:
     assert parse(f"{claims.written(name)}.val_loss < 3").left == Figure(name, "val_loss")
 
 
-ALMOST = st.lists(
-    st.sampled_from(
-        [
-            "gqa.val_loss",
-            '"a=b".val_loss',
-            "baseline.",
-            ".val_loss",
-            "2M",
-            "1e",
-            "1e-3",
-            "5%",
-            "gqa",
-            "'",
-            '"',
-            "(",
-            ")",
-        ]
-        + ["abs(", "min(", ",", "+", "-", "*", "/", "**", "<", "<=", "=<", "=", "==", "!=", "and", "is", " ", "\n", "٣"]
-    ),
-    max_size=12,
-).map("".join)
+WORDS = (
+    *("gqa.val_loss", '"a=b".val_loss', "baseline.", ".val_loss", "2M", "1e", "1e-3", "5%", "gqa", "'", '"', "(", ")"),
+    *("abs(", "min(", ",", "+", "-", "*", "/", "**", "<", "<=", "=<", "=", "==", "!=", "and", "is", " ", "\n", "٣"),
+)
+ALMOST = st.lists(st.sampled_from(WORDS), max_size=12).map("".join)
+
+
+class _Refused(Exception):
+    """As it should be."""
+
+
+def _read(text: str) -> Claim:
+    try:
+        return parse(text)
+    except SettingsError as fault:
+        raise (_Refused if fault.message and fault.cure else AssertionError)(text) from fault
 
 
 @given(ALMOST | st.text(max_size=40))
 def test_whatever_is_written_is_read_or_refused_with_a_cure(text: str) -> None:
-    try:
-        found = parse(text)
-    except SettingsError as fault:
-        assert fault.message
-        assert fault.cure
-    else:
+    with contextlib.suppress(_Refused):
+        found = _read(text)
         assert found.figures
         assert parse(text) == found
 
 
-@given(
-    st.recursive(
-        st.sampled_from(["2", "0.5", "3k", "1e1"]),
-        lambda inner: (
-            st.tuples(inner, st.sampled_from("+-*"), inner).map(lambda t: f"{t[0]} {t[1]} {t[2]}")
-            | inner.map(lambda each: f"({each})")
-        ),
-    )
-)
+def joined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.tuples(inner, st.sampled_from([" + ", "-", " * "]), inner).map("".join) | inner.map("({})".format)
+
+
+@given(st.recursive(st.sampled_from(["2", "0.5", "3000", "1e1"]), joined, max_leaves=8))
 def test_signs_bind_as_in_arithmetic(text: str) -> None:
-    found = parse(f"{text} < baseline.val_loss") if len(text) < MOST_CHARACTERS - 30 else None
-    if found and text.count("(") < DEEPEST:
-        known = eval(text.replace("3k", "3000"))
-        assert _value(found.left) == pytest.approx(known)
+    if text.count("(") <= DEEPEST:
+        known = eval(text)  # made of digits and signs
+        assert _value(parse(f"{text} < baseline.val_loss").left) == pytest.approx(known)
 
 
 def _value(term: Term) -> float:
@@ -236,7 +223,6 @@ REFUSED = {
     "write settings below it, as in `key: value`",
     "claims: [{claim: 3}]": "tiny.yaml:6:11: 'claims.0.claim': text is needed (it is 3)\n  write it in quotes",
     "claims: [{says: x}]": "tiny.yaml:6:10: 'claim' is missing\n  add it",
-    "claims: [{clam: x}]": "tiny.yaml:6:11: unknown setting 'clam'\n  did you mean 'claim'?",
     "claims: [{claim: gqa.val_loss < 3, says: true}]": "tiny.yaml:6:36: 'claims.0.says': text is needed (it is True)\n"
     "  write it in quotes",
     "claims: [gqa.val_loss < 3, gqa.los < 3]": "tiny.yaml:6:28: unknown metric 'los' in the claim 'gqa.los < 3'\n  "
@@ -246,9 +232,11 @@ REFUSED = {
 
 @pytest.mark.parametrize("line", REFUSED)
 def test_a_wrong_claim_refuses_the_file_at_its_place(line: str, refused: Refused) -> None:
-    assert line.partition("{clam")[1] == "" or "unknown setting 'clam'" in refused(GQA + line)
-    if "clam:" not in line:
-        assert refused(GQA + line) == REFUSED[line]
+    assert refused(GQA + line) == REFUSED[line]
+
+
+def test_a_misspelt_key_is_told_with_the_right_one(refused: Refused) -> None:
+    assert "tiny.yaml:6:11: unknown setting 'clam'\n  did you mean 'claim'?" in refused(GQA + "claims: [{clam: x}]")
 
 
 def test_all_wrong_claims_are_told_at_once(refused: Refused) -> None:
@@ -325,9 +313,10 @@ def test_an_unknown_variant_refuses_before_anything_starts(write: Write) -> None
 def test_there_must_be_claims_to_check(write: Write) -> None:
     done = CliRunner().invoke(main, ["run", str(write(GQA)), "--device", "cpu", "--check-claims"])
     assert done.exit_code == 2
-    assert done.stderr == (
-        "tiny.yaml: --check-claims, and there are no claims\n  write `claims` in the file, or leave --check-claims out\n"
-    )
+    assert done.stderr.splitlines() == [
+        "tiny.yaml: --check-claims, and there are no claims",
+        "  write `claims` in the file, or leave --check-claims out",
+    ]
 
 
 def test_a_claim_holds_what_it_needs() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ablate.metrics import metric_of
 from ablate.report.evidence import Evidence
 from ablate.report.judgement import WORDS, Judgement, judgements
-from ablate.report.text import DOES_NOT_APPLY, count_of, escape, interval, significant, text_table
+from ablate.report.text import DOES_NOT_APPLY, count_of, escape, interval, text_table
 from ablate.stats import POWER, Difference
 
 _DIFFERENCE = metric_of("left - right")
@@ -20,7 +20,8 @@ def section(evidence: Evidence) -> str:
     found = judgements(evidence)
     if not found:
         return ""
-    return "\n\n".join(["## Claims", f"{counted(found)}.", _table(found), " ".join(_notes(found))])
+    parts = ["## Claims", f"{counted(found)}.", _table(found), "\n".join(_reasons(found)), " ".join(_notes(found))]
+    return "\n\n".join(part for part in parts if part)
 
 
 def counted(found: Sequence[Judgement]) -> str:
@@ -40,7 +41,6 @@ def _table(found: Sequence[Judgement]) -> str:
         ("n", lambda each: count_of(each.n, each.paired_by) if each.paired_by else DOES_NOT_APPLY),
         ("a text says", lambda each: escape(each.says or DOES_NOT_APPLY)),
         ("where", lambda each: escape(each.source or DOES_NOT_APPLY)),
-        ("why", lambda each: escape(each.why or DOES_NOT_APPLY)),
     ]
     lines = [[cell(each) for _, cell in columns] for each in found]
     needed = [i for i in range(len(columns)) if i < 6 or any(line[i] != DOES_NOT_APPLY for line in lines)]
@@ -48,9 +48,12 @@ def _table(found: Sequence[Judgement]) -> str:
 
 
 def _shown(value: float | None) -> str:
+    """Whole numbers whole, others with five significant digits."""
     if value is None:
         return DOES_NOT_APPLY
-    return significant(int(value) if value.is_integer() and abs(value) < _MOST_WHOLE else value, 5)
+    if value.is_integer() and abs(value) < _MOST_WHOLE:
+        return f"{int(value):,}"
+    return f"{value:,.1f}" if 1e4 <= abs(value) < _MOST_WHOLE else f"{value:.5g}"
 
 
 def _difference(each: Judgement) -> str:
@@ -60,6 +63,13 @@ def _difference(each: Judgement) -> str:
     if not each.paired_by:
         return f"{_shown(known.value)}, exact"
     return interval(Difference(known.value, known.low, known.high, each.n, "different"), _DIFFERENCE)
+
+
+def _reasons(found: Sequence[Judgement]) -> Iterator[str]:
+    """Why there is no verdict where there is none."""
+    for each in found:
+        if each.why:
+            yield f"- {escape(each.text)}: {escape(each.why)}"
 
 
 def _notes(found: Sequence[Judgement]) -> Iterator[str]:

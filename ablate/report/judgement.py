@@ -283,4 +283,4 @@ def _why(verdict: Word, sign: Sign, n: int, further: int | None, paired_by: str)
     else:
         more = f"about {count_of(further, f'further {paired_by}')} would decide"
     equal = "; that measured values are equal cannot be shown: write abs(a - b) < margin" if sign == "==" else ""
-    return f"the interval holds equality; {more}{equal}"
+    return f"the interval holds zero; {more}{equal}"

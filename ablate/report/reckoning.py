@@ -155,28 +155,37 @@ class Estimate:
 
 def estimate(value: Value, *, exact: bool) -> Estimate:
     """The mean and its t interval; of a choice what is chosen among means, lower ends and upper ends."""
-    alternatives = sum(1 for _ in leaves(value))
-    return _estimate(value, 1 - (1 - CONFIDENCE) / max(1.0, alternatives / 2), exact)
+    alternatives = list(leaves(value))
+    confidence = 0.0 if exact else 1 - (1 - CONFIDENCE) / max(1.0, len(alternatives) / 2)
+    mean, low, high = _bounds(value, confidence)
+    return Estimate(mean, low, high) if exact or len(alternatives[0]) > 1 else Estimate(mean, None, None)
 
 
-def _estimate(value: Value, confidence: float, exact: bool) -> Estimate:
+def _bounds(value: Value, confidence: float) -> tuple[float, float, float]:
     if isinstance(value, _Choice):
-        parts = [_estimate(each, confidence, exact) for each in value.parts]
-        lows, highs = ([x for x in end if x is not None] for end in zip(*((p.low, p.high) for p in parts), strict=True))
-        low, high = (value.chosen(end) if len(end) == len(parts) else None for end in (lows, highs))
-        return Estimate(value.chosen(each.value for each in parts), low, high)
+        mean, low, high = map(value.chosen, zip(*(_bounds(each, confidence) for each in value.parts), strict=True))
+        return (mean, *_mirrored(value, low, high))
     summary = summarize(value)
     assert summary.mean is not None
-    half = 0.0 if exact else _half_width(summary.sd, summary.n, confidence)
-    if half is None:
-        return Estimate(summary.mean, None, None)
-    return Estimate(summary.mean, summary.mean - half, summary.mean + half)
+    half = _half_width(summary.sd, summary.n, confidence) if summary.sd and confidence else 0.0
+    return summary.mean, summary.mean - half, summary.mean + half
 
 
-def _half_width(sd: float | None, n: int, confidence: float) -> float | None:
+def _mirrored(choice: _Choice, low: float, high: float) -> tuple[float, float]:
+    """The bounds, but of a value and its mirror image, as `abs` has them, not beyond the mirror: it has no noise."""
+    one, other = choice.parts[0], choice.parts[-1]
+    if isinstance(one, _Choice) or isinstance(other, _Choice) or len(choice.parts) != 2:
+        return low, high
+    mirror, *rest = ((a + b) / 2 for a, b in zip(one, other, strict=True))
+    if not all(math.isclose(each, mirror, rel_tol=1e-9, abs_tol=1e-9 * max(map(abs, one))) for each in rest):
+        return low, high
+    return (max(low, mirror), high) if choice.kind == "max" else (low, min(high, mirror))
+
+
+def _half_width(sd: float, n: int, confidence: float) -> float:
     from scipy.special import stdtrit  # scipy.stats takes a second to import
 
-    return None if sd is None else float(stdtrit(n - 1, (1 + confidence) / 2)) * sd / math.sqrt(n)
+    return float(stdtrit(n - 1, (1 + confidence) / 2)) * sd / math.sqrt(n)
 
 
 def further_needed(value: Value, n: int) -> int | None:
