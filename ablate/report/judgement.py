@@ -21,6 +21,7 @@ from ablate.report.reckoning import (
     Estimate,
     Unclear,
     Value,
+    Values,
     estimate,
     further_needed,
     leaves,
@@ -113,7 +114,7 @@ class _Given:
         return sorted(set.intersection(*map(set, self.measured.values()))) if self.measured else []
 
     @property
-    def values(self) -> dict[Figure, tuple[float, ...]]:
+    def values(self) -> dict[Figure, Values]:
         """Each figure's, in the order of `numbers`; what is exact is the same for all."""
         measured = {each: tuple(found[number] for number in self.numbers) for each, found in self.measured.items()}
         return measured | {each: (value,) * (len(self.numbers) or 1) for each, value in self.exact.items()}
@@ -244,15 +245,32 @@ def _judgement(claim: Claim, evidence: Evidence, beside: tuple[str, str | None, 
     n, missing = len(given.numbers), "; ".join(given.missing)
     if given.measured and not n:
         raise Unclear(missing or f"no {given.paired_by} that all named variants have")
-    sides = [reckoned(side, given.values) for side in (claim.left, claim.right)]
+    found = compared(claim, given.values, exact=not n)
+    verdict: Word = "inconclusive" if missing else found.verdict
+    further = further_needed(found.value, n) if verdict == "inconclusive" and not missing else None
+    why = missing or _why(verdict, claim.sign, n, further, given.paired_by)
+    return Judgement(*beside, verdict, why, found.left, found.right, found.difference, n, given.paired_by, further)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The sides of a claim and left minus right, whose values by seed or round are kept."""
+
+    value: Value
+    left: float
+    right: float
+    difference: Estimate
+    verdict: Word
+
+
+def compared(claim: Claim, values: Mapping[Figure, Values], *, exact: bool) -> Compared:
+    """What the figures' values make of a claim; `exact` ones have no interval. Raises `Unclear`."""
+    sides = [reckoned(side, values) for side in (claim.left, claim.right)]
     value = total(sides[0], negative(sides[1]))
     _check_finite(*sides, value)
-    found, (left, right) = estimate(value, exact=not n), (estimate(each, exact=True).value for each in sides)
-    verdict = _verdict(claim.sign, found, EQUAL * max(abs(left), abs(right)))
-    further = further_needed(value, n) if verdict == "inconclusive" and not missing else None
-    why = missing or _why(verdict, claim.sign, n, further, given.paired_by)
-    verdict = "inconclusive" if missing else verdict
-    return Judgement(*beside, verdict, why, left, right, found, n, given.paired_by, further)
+    left, right = (estimate(each, exact=True).value for each in sides)
+    found = estimate(value, exact=exact)
+    return Compared(value, left, right, found, _verdict(claim.sign, found, EQUAL * max(abs(left), abs(right))))
 
 
 def _check_finite(*values: Value) -> None:
