@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from ablate.choice import SettingsError
@@ -101,12 +101,15 @@ def _judged(entry: Mapping[str, Any], evidence: Evidence) -> Judgement:
 
 @dataclass(frozen=True)
 class _Given:
-    """The values of figures by seed or round; exact ones are alone. `missing` says what is not there and should be."""
+    """The values of figures by seed or round; exact ones are alone. `missing` says what is not there and should be,
+    `hidden` what relative difference of a time may have gone unseen.
+    """
 
     exact: Mapping[Figure, float]
     measured: Mapping[Figure, Mapping[int, float]]
     paired_by: Literal["seed", "round", ""]
     missing: Sequence[str]
+    hidden: Mapping[Figure, float] = field(default_factory=dict)
 
     @property
     def numbers(self) -> list[int]:
@@ -212,21 +215,32 @@ def _by_round(exact: Mapping[Figure, float], timed: Sequence[Figure], evidence: 
             raise Unclear(f"{each.metric} has values by seed, and times have them by round: write two claims")
         if each.variant not in rounds.members:
             raise Unclear(f"{each.variant} was not timed")
-    for kind in dict.fromkeys(_TIMED_BY[each.metric] for each in timed):
-        _check_itself(rounds, kind)
+    hidden = {each: _hidden(rounds, _TIMED_BY[each.metric]) for each in timed}
     values = {each: rounds.values(_TIMED_BY[each.metric], each.variant) for each in timed}
-    return _Given(exact, values, "round", list(_missing_rounds(values, evidence)))
+    return _Given(exact, values, "round", list(_missing_rounds(values, evidence)), hidden)
 
 
-def _check_itself(rounds: Rounds, kind: Timing) -> None:
-    """A difference of the baseline from itself, or one that would have gone unseen, may be all there is."""
+def _hidden(rounds: Rounds, kind: Timing) -> float:
+    """The relative difference that the A/A check would have missed, where that is too much to pass it over."""
     check = rounds.against_itself(kind)
     if check.is_clear:
         raise Unclear(f"the A/A check of {kind} times shows a difference of the baseline from itself")
     if check.visible is None:
         raise Unclear(f"the A/A check of {kind} times has no interval")
-    if check.is_coarse:
-        raise Unclear(f"the A/A check of {kind} times is too coarse: it sees only {relative(1 + check.visible)}")
+    return check.visible if check.is_coarse else 0.0
+
+
+def _within_hidden(claim: Claim, given: _Given) -> str:
+    """Why there is no verdict where it would be another one if a time were longer or shorter by what is hidden."""
+    verdicts = set()
+    for figure, most in given.hidden.items():
+        for factor in (1 + most, 1 / (1 + most)):
+            values = given.values
+            shifted = tuple(factor * each for each in values[figure])
+            verdicts.add(compared(claim, {**values, figure: shifted}, exact=False).verdict)
+    if len(verdicts) < 2:
+        return ""
+    return f"the A/A check is too coarse: it sees only {relative(1 + max(given.hidden.values()))}"
 
 
 def _missing_rounds(values: Mapping[Figure, Mapping[int, float]], evidence: Evidence) -> Iterator[str]:
@@ -246,9 +260,10 @@ def _judgement(claim: Claim, evidence: Evidence, beside: tuple[str, str | None, 
     if given.measured and not n:
         raise Unclear(missing or f"no {given.paired_by} that all named variants have")
     found = compared(claim, given.values, exact=not n)
-    verdict: Word = "inconclusive" if missing else found.verdict
-    further = further_needed(found.value, n) if verdict == "inconclusive" and not missing else None
-    why = missing or _why(verdict, claim.sign, n, further, given.paired_by)
+    without = missing or _within_hidden(claim, given)
+    verdict: Word = "inconclusive" if without else found.verdict
+    further = further_needed(found.value, n) if verdict == "inconclusive" and not without else None
+    why = without or _why(verdict, claim.sign, n, further, given.paired_by)
     return Judgement(*beside, verdict, why, found.left, found.right, found.difference, n, given.paired_by, further)
 
 
