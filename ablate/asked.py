@@ -104,7 +104,7 @@ def judged(results: Results) -> list[Judgement]:
     from ablate.report.evidence import evidence_of
     from ablate.report.judgement import judgements
 
-    return judgements(evidence_of(results))
+    return judgements(evidence_of(results)) if results.experiment.get("claims") else []
 
 
 def check_claimed(claims: Sequence[Any], where: str) -> None:

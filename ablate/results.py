@@ -155,7 +155,8 @@ class Results:
 
 def nothing_stored(experiment: Mapping[str, Any]) -> Results:
     """An experiment of which there is no row yet."""
-    return Results(Path(), dict(experiment), *(frame_of(kind, []) for kind in ("trials", "curves", "profiles")))
+    trials, curves, profiles = (frame_of(kind, []) for kind in ("trials", "curves", "profiles"))
+    return Results(Path(), dict(experiment), trials, curves, profiles)
 
 
 class Store:

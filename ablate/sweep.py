@@ -87,6 +87,7 @@ class _Sweep:
         self.trials = experiment.trials(resources.device, resources.threads)
         self.leases = Leases(self.store.folder / "leases")
         self.mirror: Mirror | None = None
+        self.claims: tuple[Judgement, ...] = ()
 
     def run(self, console: Console) -> Ran:
         from ablate.progress import Progress
@@ -109,11 +110,10 @@ class _Sweep:
         lost = (*running.keeper.lost(), *fault)
         outcomes = _outcomes(_statuses(self.store, self.trials), len(self.trials))
         failed = set(outcomes) - {"ok"} or self.experiment.invalid or lost or running.failed_rounds()
-        claims = tuple(judged(self.store.load())) if self.experiment.claims else ()
         if self.wanted.check_claims:
-            failed = failed or any(each.verdict != "supported" for each in claims)
+            failed = failed or any(each.verdict != "supported" for each in self.claims)
         started = len(queue)
-        return Ran(outcomes, started, len(self.trials) - started, written, 1 if failed else 0, lost, claims)
+        return Ran(outcomes, started, len(self.trials) - started, written, 1 if failed else 0, lost, self.claims)
 
     def _queue(self) -> list[Task]:
         """What is to be done. Raises `FileFaults` where it could not be stored."""
@@ -148,7 +148,7 @@ class _Sweep:
             )
 
     def _report(self) -> tuple[Path | None, list[str]]:
-        """Write the report, while no other run does, and have it mirrored. Returns where it is, and why it is not."""
+        """Judge the claims, and write the report while no other run does. Returns where it is, and why it is not."""
         from ablate.lease import Leases
 
         if self.mirror and self.received:
@@ -156,7 +156,9 @@ class _Sweep:
         folder = self.wanted.reports / self.experiment.name
         try:
             with Leases(folder).wait(_REPORT_LEASE, stopped=lambda: bool(self.received)) or nullcontext():
-                written = report(self.store.load(), folder.parent)
+                results = self.store.load()
+                self.claims = tuple(judged(results))
+                written = report(results, folder.parent)
             if self.mirror:
                 self.mirror.attach(folder)
         except OSError as error:

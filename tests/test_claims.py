@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from conftest import Expand, Refused, Write
 from hypothesis import given
 from hypothesis import strategies as st
@@ -322,3 +323,29 @@ def test_there_must_be_claims_to_check(write: Write) -> None:
 def test_a_claim_holds_what_it_needs() -> None:
     found = Claim("x", Number(1), "<", Figure("a", "val_loss"), says="12 %")
     assert found.document() == {"claim": "x", "says": "12 %"}
+
+
+# --- After the run ----------------------------------------------------------------------------------------------------
+
+
+def test_the_exit_status_follows_the_claims(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `--check-claims`, and without it not; the report takes them from what is stored."""
+    monkeypatch.setattr("ablate.sweep._mirror", lambda *_, **__: None)
+
+    def ended(*words: str, claims: str) -> Result:
+        write(f"{GQA}claims: [{claims}]\n")
+        return CliRunner().invoke(main, [*words, *(["--device", "cpu"] if words[0] == "run" else [])])
+
+    true, false = "gqa.kv_cache_bytes_per_token * 4 == also.kv_cache_bytes_per_token", "gqa.val_loss < 1e-9"
+    done = ended("run", "tiny.yaml", "--check-claims", claims=true)
+    assert (done.exit_code, f"supported: {true}" in done.stdout) == (0, True), done.output
+    assert ended("report", "tiny.yaml", "--check-claims", claims=true).exit_code == 0
+    done = ended("run", "tiny.yaml", "--check-claims", claims=f"{true}, {false}")
+    assert (done.exit_code, f"inconclusive: {false} (a single seed has no interval)" in done.stdout) == (1, True)
+    assert ended("run", "tiny.yaml", claims=f"{true}, {false}").exit_code == 0
+    done = ended("report", "results/tiny", "--check-claims", "--json", claims="")
+    assert done.exit_code == 1
+    assert [each["verdict"] for each in json.loads(done.stdout)["claims"]] == ["supported", "inconclusive"]
+    assert "2 claims: 1 supported, 1 inconclusive." in Path("reports/tiny/report.md").read_text(encoding="utf-8")
+    assert ended("run", "tiny.yaml", claims="").exit_code == 0
+    assert ended("report", "results/tiny", "--check-claims", claims="").exit_code == 2
