@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ablate import document
 from ablate.choice import Faults, SettingsError
+from ablate.document import printable
 from ablate.inside import folder_of
 from ablate.mlflow_view import LOCAL_URL, comparison_links
 from ablate.results import Results, Store, load
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ablate.experiment import Experiment
     from ablate.machine import Resources
     from ablate.plan import VariantPlan
+    from ablate.report.judgement import Judgement
 
 _TAKEN = re.compile(r"mlflow\.db.*|mlartifacts|.*\.(db|lock)", re.IGNORECASE)
 
@@ -42,6 +44,7 @@ class Wanted:
     retry_failed: bool = False
     fail_fast: bool = False
     only: str | None = None
+    check_claims: bool = False
 
     def command(self) -> str:
         """The command that runs this again, as one would type it."""
@@ -83,7 +86,8 @@ def read(wanted: Wanted) -> Experiment:
     fatal = gatekeeper.rehearse(found, wanted.sets, wanted.max_trials) if named else {}
     whole = experiment.Experiment.of(found, wanted.max_trials)
     own = of_own_code(whole.variants)
-    return plan.checked(whole, {variant.name: fault for kind, fault in fatal.items() for variant in own[kind]})
+    fatal_of = {variant.name: fault for kind, fault in fatal.items() for variant in own[kind]}
+    return plan.checked(whole, fatal_of).with_claims()
 
 
 def report(results: Results, reports: Path) -> Path:
@@ -93,6 +97,21 @@ def report(results: Results, reports: Path) -> Path:
     mirrored = Store(results.folder).mlflow()
     links = comparison_links(LOCAL_URL, mirrored) if mirrored else {}
     return write_report(results, folder_of(reports, results.folder.resolve().name, "plots"), links)
+
+
+def judged(results: Results) -> list[Judgement]:
+    """What becomes of the experiment's claims by what is stored."""
+    from ablate.report.evidence import evidence_of
+    from ablate.report.judgement import judgements
+
+    return judgements(evidence_of(results)) if results.experiment.get("claims") else []
+
+
+def check_claimed(claims: Sequence[Any], where: str) -> None:
+    """There is something to check. Raises `FileFaults`."""
+    if not claims:
+        message = f"{printable(where)}: --check-claims, and there are no claims"
+        raise document.FileFaults([f"{message}\n  write `claims` in the file, or leave --check-claims out"])
 
 
 def stored(target: str, results: Path) -> Results:

@@ -1,6 +1,7 @@
 """The command line: parses and prints, decides nothing.
 
-Exit status: 0 all trials `ok`; 1 some are not; 2 the input is wrong; 130 and 143 interrupted.
+Exit status: 0 all trials `ok`; 1 some are not, or with --check-claims some claim is not supported; 2 the input is
+wrong; 130 and 143 interrupted.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ MEMORY = click.option(
 MAX_TRIALS = click.option(
     "--max-trials", type=click.IntRange(1), default=1000, show_default=True, help="Most combinations to accept."
 )
+CHECK_CLAIMS = click.option("--check-claims", is_flag=True, help="Exit status 1 unless every claim is supported.")
 DEBUG = click.option("--debug", is_flag=True, help="Show tracebacks.")
 
 Command = Callable[..., int | None]
@@ -197,6 +199,7 @@ def main() -> None:
 )
 @click.option("--retry-failed", is_flag=True, help="Run trials again that ended otherwise than `ok`.")
 @click.option("--fail-fast", is_flag=True, help="Start no more trials after the first that is not `ok`.")
+@CHECK_CLAIMS
 @command
 def run(**options: Any) -> int:
     """Train and profile every variant of FILE, store the numbers, write the report. Resumes by itself."""
@@ -208,6 +211,7 @@ def run(**options: Any) -> int:
     ran = sweep.run(asked.Wanted(**{**options, "sets": tuple(options["sets"])}), console)
     outcomes = ", ".join(f"{number} {word}" for word, number in sorted(ran.outcomes.items()))
     echo(f"{outcomes}; report: {ran.report or 'not written'}")
+    _print_claims([each.document() for each in ran.claims])
     if ran.lost:
         lines = "".join(f"{each}\n" for each in ran.lost)
         echo(
@@ -216,6 +220,12 @@ def run(**options: Any) -> int:
             err=True,
         )
     return ran.status
+
+
+def _print_claims(claims: Sequence[Mapping[str, Any]]) -> None:
+    """Each claim and its verdict, or why it has none."""
+    for each in claims:
+        echo(f"{each['verdict']}: {' '.join(each['claim'].split())}" + (f" ({each['why']})" if each["why"] else ""))
 
 
 @main.command()
@@ -277,6 +287,7 @@ def _print_plan(facts: Mapping[str, Any]) -> None:
         echo(f"the same as {other}: {name}")
     for each in facts["invalid"]:
         echo(f"invalid: {each['variant']}: {each['reason']}")
+    _print_claims(facts["claims"])
 
 
 def _in_words(settings: Mapping[str, Any]) -> str:
@@ -329,18 +340,27 @@ def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 @click.argument("target")
 @RESULTS
 @REPORTS
+@CHECK_CLAIMS
 @JSON
 @command
-def report(target: str, results: Path, reports: Path, as_json: bool) -> int:
+def report(target: str, results: Path, reports: Path, check_claims: bool, as_json: bool) -> int:
     """Write the report of an experiment's FILE or folder of results again, at any moment.
 
     Beside report.md stand report.html, with tables that sort and plots with hover, and report.json for machines.
     """
     from ablate import asked
 
-    path = asked.report(asked.stored(target, results), reports)
-    _print_json({"report": str(path)}) if as_json else echo(f"report: {path}")
-    return 0
+    found = asked.stored(target, results)
+    claims = [each.document() for each in asked.judged(found)]
+    if check_claims:
+        asked.check_claimed(claims, target)
+    path = asked.report(found, reports)
+    if as_json:
+        _print_json({"report": str(path), "claims": claims})
+    else:
+        echo(f"report: {path}")
+        _print_claims(claims)
+    return 1 if check_claims and any(each["verdict"] != "supported" for each in claims) else 0
 
 
 @main.command(name="list")
@@ -458,6 +478,7 @@ def status(as_json: bool, **options: Any) -> int:
         echo(f"running: {label}")
     for each in facts["failed"]:
         echo(f"{each['status']}: {each['variant']} seed {each['seed']}: {each['reason']} (log: {each['log']})")
+    _print_claims(facts["claims"])
     return 0
 
 

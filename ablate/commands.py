@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ablate import document, plug_in
-from ablate.asked import Wanted, aside, name_of, read, resources_for, stored
-from ablate.results import Store, is_only_profiled, is_store
+from ablate.asked import Wanted, aside, judged, name_of, read, resources_for, stored
+from ablate.results import Store, is_only_profiled, is_store, nothing_stored
 from ablate.terminal import visible
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ablate.experiment import Experiment
     from ablate.machine import Resources
+    from ablate.plan import VariantPlan
     from ablate.tracking import SyncResult
 
 
@@ -46,6 +47,7 @@ def plan_facts(wanted: Wanted) -> dict[str, Any]:
         "profile": experiment.baseline.settings.profile.model_dump(mode="json"),
         "variants": [each.facts() for each in plans],
         "invalid": [{"variant": each.name, "reason": each.reason} for each in experiment.invalid],
+        "claims": _claims(experiment, plans, resources, store),
         "same": experiment.same,
         "plug_ins": experiment.plug_ins(),
         "plug_in_files": {name: plug_in.files_of(name) for name in experiment.plug_ins()},
@@ -60,7 +62,8 @@ def status(wanted: Wanted) -> dict[str, Any]:
     from ablate.tasks import tasks
 
     experiment = read(wanted)
-    resources = resources_for(wanted, plan.plan(experiment, timed=False))
+    plans = plan.plan(experiment, timed=False)
+    resources = resources_for(wanted, plans)
     trials = experiment.trials(resources.device, resources.threads)
     store = Store(wanted.results / experiment.name)
     rows = [row for trial in trials if (row := store.trial(trial.trial_id))]
@@ -79,7 +82,24 @@ def status(wanted: Wanted) -> dict[str, Any]:
             for row in rows
             if row["status"] != "ok"
         ],
+        "claims": _claims(experiment, plans, resources, store),
     }
+
+
+def _claims(
+    experiment: Experiment, plans: list[VariantPlan], resources: Resources, store: Store
+) -> list[dict[str, Any]]:
+    """The file's claims, judged by what is stored of its present variants; what is exact is known before."""
+    from ablate import plan, rounds
+
+    if not experiment.claims:
+        return []
+    where = {"device": resources.device, "threads": resources.threads}
+    document = plan.document(experiment, plans, where, command="")
+    if timed := rounds.of_experiment(experiment, store, resources):
+        document["timing"] = timed.document()
+    results = store.load(document) if is_store(store.folder) else nothing_stored(document)
+    return [each.document() for each in judged(results)]
 
 
 def _rounds_left(experiment: Experiment, store: Store, resources: Resources) -> int:

@@ -42,6 +42,7 @@ EXPERIMENT = {
     "timing": {"timing_id": TRIAL_ID, "members": {TRIAL_ID: str}},
     "variants": [_VARIANT],
     "invalid": [{"variant": str, "reason": str}],
+    "claims": [{"claim": str, "says": _TEXT, "source": _TEXT, "means": {_NAME: str}}],
 }
 NOTES = {"device": str, "torch": str, "memory_bytes": (int, type(None)), "tries": {TRIAL_ID: [[_TOLD]]}}
 """Of the search for the largest step."""

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from ablate import document, grid
 from ablate.choice import Faults, Path, Settings, SettingsError, Whole, as_whole, validated
+from ablate.claims import Claim, read_all
 from ablate.data import Corpus
 from ablate.design import FRACTIONAL, PRODUCT, Axis, Cell, Design, check_fraction, fraction_of
 from ablate.document import Document, printable
@@ -17,7 +18,7 @@ from ablate.settings import OF_NO_NUMBER, VariantSettings, resolved, typed
 from ablate.sizes import grown, sized
 from ablate.variant import BASELINE, Invalid, Variant, canonical_json, differences, foreign_names
 
-LATER = ("match", "tune", "claims")
+LATER = ("match", "tune")
 """Keys of the file that are not built yet."""
 
 _MOST_SEEDS = 1000
@@ -44,6 +45,23 @@ def _named(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value
 
 
+def _sentence(value: object) -> object:
+    return {"claim": value} if isinstance(value, str) else value
+
+
+def _as_told(value: object) -> object:
+    """A figure that a text quotes may be a number."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+class ClaimEntry(Settings):
+    """A claim, and what a text says of it."""
+
+    claim: str = Field(description="arithmetic and one comparison over metrics of variants")
+    says: Annotated[str | None, BeforeValidator(_as_told)] = Field(None, description="the figure that a text quotes")
+    source: str | None = Field(None, description="where the text quotes it")
+
+
 class ExperimentFile(Settings):
     """The file's own keys; what stands below them is checked where it is used."""
 
@@ -60,6 +78,9 @@ class ExperimentFile(Settings):
     data: Annotated[dict[str, Any], BeforeValidator(_named)] = Field({}, description="where tokens come from")
     train: dict[str, Any] = Field(description="the recipe")
     profile: dict[str, Any] = Field({}, description="what is measured beside training")
+    claims: list[Annotated[ClaimEntry, BeforeValidator(_sentence)]] = Field(
+        [], max_length=1000, description="sentences that the results are judged by"
+    )
 
 
 @dataclass(frozen=True)
@@ -67,6 +88,7 @@ class Expanded:
     """What a file comes to. `same` are names that mean another's variant."""
 
     file: ExperimentFile
+    claims: list[Claim]
     variants: list[Variant]
     invalid: list[Invalid]
     same: dict[str, str]
@@ -149,6 +171,7 @@ class _Expansion:
         self.file, self.found, self.max_trials = file, found, max_trials
         fraction = fraction_of(file.design, file.vary)
         self.axes = grid.Axes(file.vary, FRACTIONAL if fraction else str(file.design), fraction)
+        self.claims = read_all(each.model_dump() for each in file.claims)
         self.invalid: list[Invalid] = []
         self.same: dict[str, str] = {}
         self.excluded = self.merged = self.equal_to_baseline = 0
@@ -171,7 +194,7 @@ class _Expansion:
         self._settle([point for point in points if point])
         variants = list(self.by_canonical.values())
         design = self._design(points)
-        return Expanded(self.file, variants, self.invalid, self.same, self._counts(), design)
+        return Expanded(self.file, self.claims, variants, self.invalid, self.same, self._counts(), design)
 
     def _design(self, points: Sequence[_Point | None]) -> Design | None:
         """What stands at each combination, once all have their names; None where nothing varies."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path as File
 from typing import Any
 
 from ablate import document
 from ablate.choice import Faults, unknown
+from ablate.claims import Claim, named
 from ablate.data import Corpus
 from ablate.design import Design
 from ablate.document import Document, FileFaults, Mark, printable, told
@@ -31,6 +32,7 @@ class Experiment:
     counts: dict[str, int]
     seeds: list[int]
     design: Design | None
+    claims: list[Claim] = field(default_factory=list)
 
     @classmethod
     def from_file(cls, path: str | File, sets: Sequence[str] = (), max_trials: int = 1000) -> Experiment:
@@ -55,6 +57,7 @@ class Experiment:
             counts=expanded.counts,
             seeds=file.seeds,
             design=expanded.design,
+            claims=expanded.claims,
         )
 
     @property
@@ -90,6 +93,14 @@ class Experiment:
     def design_facts(self) -> dict[str, Any] | None:
         """How axes combine and which variant stands where, as plain data; None where nothing varies."""
         return self.design.facts({variant.name for variant in self.variants}) if self.design else None
+
+    def with_claims(self) -> Experiment:
+        """The experiment, whose variants are final now, with its claims about them. Raises `FileFaults`."""
+        names = [*(each.name for each in self.variants), *(each.name for each in self.invalid)]
+        try:
+            return replace(self, claims=named(self.claims, names, self.same))
+        except Faults as faults:
+            raise told(self.found, faults) from None
 
     def plug_ins(self) -> list[str]:
         """The user's own code that the experiment names."""

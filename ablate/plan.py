@@ -202,6 +202,7 @@ def document(experiment: Experiment, plans: list[VariantPlan], machine: dict[str
             for each in plans
         ],
         "invalid": [{"variant": each.name, "reason": each.reason} for each in experiment.invalid],
+        "claims": [each.document() for each in experiment.claims],
     }
 
 

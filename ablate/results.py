@@ -153,6 +153,12 @@ class Results:
     repeats: pd.DataFrame = field(default_factory=lambda: frame_of("repeats", []))
 
 
+def nothing_stored(experiment: Mapping[str, Any]) -> Results:
+    """An experiment of which there is no row yet."""
+    trials, curves, profiles = (frame_of(kind, []) for kind in ("trials", "curves", "profiles"))
+    return Results(Path(), dict(experiment), trials, curves, profiles)
+
+
 class Store:
     """The folder of one experiment's results."""
 
@@ -296,7 +302,9 @@ class Store:
         """What `write_experiment` stored; `ResultsError` where that is missing or unreadable."""
         path = self.folder / "experiment.json"
         try:
-            return read_json(path, EXPERIMENT, {"variants": ["name"], "invalid": ["variant", "reason"]})
+            return read_json(
+                path, EXPERIMENT, {"variants": ["name"], "invalid": ["variant", "reason"], "claims": ["claim"]}
+            )
         except FileNotFoundError as error:
             raise ResultsError(f"no experiment.json in {self.folder}") from error
         except (OSError, TypeError, ValueError) as error:
@@ -326,10 +334,12 @@ class Store:
         except ResultsError:
             return None
 
-    def load(self) -> Results:
-        """All that is readable, at any moment, also while trials are being written."""
+    def load(self, experiment: Mapping[str, Any] | None = None) -> Results:
+        """All that is readable, at any moment, also while trials are being written: of the experiment as it is stored,
+        or as it is given.
+        """
         skipped: list[str] = []
-        experiment = self._experiment_if_readable(skipped)
+        document = self._experiment_if_readable(skipped) if experiment is None else dict(experiment)
         looks = {kind: self.look(kind) for kind in SCHEMAS}
         rows = looks["trials"].write_ids()
         for kind, found in looks.items():
@@ -338,18 +348,18 @@ class Store:
                 looks[kind], strange = of_rows(found, rows)
                 skipped += [f"{kind}/{each}" for each in strange]
         trials, curves, profiles, repeats = (_frame(kind, found, rows) for kind, found in looks.items())
-        if experiment:
-            trials = _as_named_now(trials, experiment)
+        if document:
+            trials = _as_named_now(trials, document)
         else:
             trials = trials.sort_values(["variant", "seed", "trial_id"], ignore_index=True)
         return Results(
             folder=self.folder,
-            experiment=experiment,
+            experiment=document,
             trials=trials,
             curves=_of_trials(curves, trials),
             profiles=_of_trials(profiles, trials),
             skipped=skipped,
-            repeats=_rounds_of(repeats, experiment),
+            repeats=_rounds_of(repeats, document),
         )
 
     def _experiment_if_readable(self, skipped: list[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ablate import document
-from ablate.asked import Wanted, many, read, report, resources_for
+from ablate.asked import Wanted, check_claimed, judged, many, read, report, resources_for
 from ablate.files import FULL, check_room
 from ablate.inside import folder_of
 from ablate.results import Store, places, told
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ablate.mirror import Mirror
     from ablate.plan import VariantPlan
     from ablate.progress import Progress
+    from ablate.report.judgement import Judgement
     from ablate.runner import Run
     from ablate.tasks import Task
     from ablate.variant import Trial
@@ -37,8 +38,8 @@ _REPORT_LEASE = ".report"
 
 @dataclass(frozen=True)
 class Ran:
-    """How a run ended: outcomes counted, what was there before, where the report is, the exit status, and what could
-    not be stored, with the reasons.
+    """How a run ended: outcomes counted, what was there before, where the report is, the exit status, what could not be
+    stored, with the reasons, and what became of the claims.
     """
 
     outcomes: Counter[str]
@@ -47,6 +48,7 @@ class Ran:
     report: Path | None
     status: int
     lost: tuple[str, ...] = ()
+    claims: tuple[Judgement, ...] = ()
 
 
 def run(wanted: Wanted, console: Console) -> Ran:
@@ -57,6 +59,8 @@ def run(wanted: Wanted, console: Console) -> Ran:
 
     check_address()
     experiment = read(wanted)
+    if wanted.check_claims:
+        check_claimed(experiment.claims, experiment.file)
     plans = plan.plan(experiment, timed=False)
     resources = resources_for(wanted, plans)
     plan.check_device(experiment, resources.device)
@@ -85,6 +89,7 @@ class _Sweep:
         self.trials = experiment.trials(resources.device, resources.threads)
         self.leases = Leases(self.store.folder / "leases")
         self.mirror: Mirror | None = None
+        self.claims: tuple[Judgement, ...] = ()
 
     def run(self, console: Console) -> Ran:
         from ablate.progress import Progress
@@ -107,8 +112,10 @@ class _Sweep:
         lost = (*running.keeper.lost(), *fault)
         outcomes = _outcomes(_statuses(self.store, self.trials), len(self.trials))
         failed = set(outcomes) - {"ok"} or self.experiment.invalid or lost or running.failed_rounds()
+        if self.wanted.check_claims:
+            failed = failed or any(each.verdict != "supported" for each in self.claims)
         started = len(queue)
-        return Ran(outcomes, started, len(self.trials) - started, written, 1 if failed else 0, lost)
+        return Ran(outcomes, started, len(self.trials) - started, written, 1 if failed else 0, lost, self.claims)
 
     def _queue(self) -> list[Task]:
         """What is to be done. Raises `FileFaults` where it could not be stored."""
@@ -143,7 +150,7 @@ class _Sweep:
             )
 
     def _report(self) -> tuple[Path | None, list[str]]:
-        """Write the report, while no other run does, and have it mirrored. Returns where it is, and why it is not."""
+        """Judge the claims, and write the report while no other run does. Returns where it is, and why it is not."""
         from ablate.lease import Leases
 
         if self.mirror and self.received:
@@ -151,7 +158,9 @@ class _Sweep:
         folder = self.wanted.reports / self.experiment.name
         try:
             with Leases(folder).wait(_REPORT_LEASE, stopped=lambda: bool(self.received)) or nullcontext():
-                written = report(self.store.load(), folder.parent)
+                results = self.store.load()
+                self.claims = tuple(judged(results))
+                written = report(results, folder.parent)
             if self.mirror:
                 self.mirror.attach(folder)
         except OSError as error:

@@ -138,11 +138,12 @@ def alike(variants: Sequence[Variant]) -> list[list[Variant]]:
 
 _COUNT = re.compile(r"[\d.]+\s*[kMB]?")
 _FREE = ("question", "path", "hf")
+_SAID = (("name",), ("claims",))
 
 
 def own_code(node: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
     """What may name the user's own code in a file as it is written, before anything is known of it, and where."""
-    if isinstance(node, str) and registry.is_foreign(node) and not _COUNT.fullmatch(node) and path != ("name",):
+    if isinstance(node, str) and registry.is_foreign(node) and not _COUNT.fullmatch(node) and path[:1] not in _SAID:
         yield path, node
     items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
     for key, value in items:

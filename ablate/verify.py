@@ -29,7 +29,11 @@ _AWAY = "move it away"
 _LEFT = "the next run removes it, or results compact, once its writer is known to be gone or it is an hour old"
 
 _DOCUMENTS: dict[str, tuple[Any, dict[str, list[str]], str]] = {
-    "experiment.json": (EXPERIMENT, {"variants": ["name"], "invalid": ["variant", "reason"]}, "run writes it again"),
+    "experiment.json": (
+        EXPERIMENT,
+        {"variants": ["name"], "invalid": ["variant", "reason"], "claims": ["claim"]},
+        "run writes it again",
+    ),
     "mlflow.json": (MLFLOW, {"": list(MLFLOW)}, "sync writes it again"),
     "capacity.json": (NOTES, {"": list(NOTES)}, "the next search writes it again"),
 }

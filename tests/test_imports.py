@@ -45,7 +45,7 @@ STOREYS = [
     ],
     ["registry", "document", "presets", "hf"],
     [*SLOTS],
-    ["settings", "grid", "sizes", "design", "variant", "expansion", "experiment", "position_plot"],
+    ["settings", "grid", "sizes", "design", "variant", "claims", "expansion", "experiment", "position_plot"],
     [
         *("model", "cost", "building", "importing", "job", "tables", "documents", "shelf", "results", "lease"),
         "mlflow_view",
@@ -247,6 +247,7 @@ LIGHT = (
         "documents",
         "results",
         "mlflow_view",
+        "claims",
         "stats",
         "metrics",
         "report",
