@@ -37,6 +37,7 @@ def plan_facts(wanted: Wanted) -> dict[str, Any]:
         "name": experiment.name,
         "question": experiment.question,
         "counts": experiment.counts,
+        "match": experiment.match,
         "seeds": experiment.seeds,
         "stored": len(trials) - len(unfinished),
         "device": resources.device,
