@@ -62,7 +62,8 @@ class _Search:
         self.at, self.start, self.goal = at, start, goal
         self.known: dict[int, float | None] = {}
         self.direction = 0
-        self.low, self.high = 0, MOST + 1
+        self.low = 0
+        self.high = self.far = MOST + 1  # nothing possible was seen from `far` on
 
     def best(self, grain: int) -> Point | None:
         """The nearest known point; of two as near the smaller number."""
@@ -70,7 +71,10 @@ class _Search:
         return min(points, key=lambda point: (mismatch(point.reached, self.goal), point.number), default=None)
 
     def narrow(self, grain: int) -> None:
-        """Look among the grain's multiples until none is left between `low` and `high`."""
+        """Look among the grain's multiples until none is left between `low` and `high`.
+
+        What is impossible lies at the far end: a bound, most often. A finer grain looks a little beyond it again.
+        """
         if not self.direction and not self._orient(grain):
             return
         for turn in count():
@@ -78,17 +82,23 @@ class _Search:
             number = self._possible(guess, grain)
             if number is not None:
                 self._place(number)
-            elif (self.high - self.low) // grain <= 2 * _TRIES:
+            elif (self._end - self.low) // grain <= _TRIES:
+                self.far = min(self._end + _TRIES * grain, MOST + 1)
                 return
             else:
-                self.high = guess  # what is impossible lies at the far end: a bound, most often
+                self.far = guess
+
+    @property
+    def _end(self) -> int:
+        return min(self.high, self.far)
 
     def _points(self) -> list[Point]:
         return [Point(number, each) for number, each in sorted(self.known.items()) if each is not None]
 
     def _orient(self, grain: int) -> bool:
         """Find two numbers at which it differs, and so which way it goes."""
-        for guess in (self.start, 2 * self.start, _LEAP * self.start, self.start // 2, 1):
+        first = max(self.start, grain)
+        for guess in (first, 2 * first, _LEAP * first, first // 2, 1):
             self._possible(guess, grain)
             points = self._points()
             if points and points[0].reached != points[-1].reached:
@@ -108,7 +118,7 @@ class _Search:
         """Where a straight line through what is known passes the goal, the multiple before and after it in turn; every
         third time the middle, which no curve deceives.
         """
-        far = self.high if self.high <= MOST else _LEAP * max(self.low, grain)
+        far = self._end if self._end <= MOST else min(_LEAP * max(self.low, grain), self._end)
         if turn % 3 == 2:
             return (self.low + far) // 2
         by_nearness = sorted(self._points(), key=lambda point: mismatch(point.reached, self.goal))
@@ -132,5 +142,5 @@ class _Search:
         middle = (guess + grain // 2) // grain
         for step in range(_TRIES + 1):
             for multiple in (middle + step, middle - step)[: 2 if step else 1]:
-                if self.low < multiple * grain < self.high:
+                if self.low < multiple * grain < self._end:
                     yield multiple * grain

@@ -84,7 +84,7 @@ class _Budget:
     """One budget of an experiment: what the baseline has of it, and how another variant gets as much."""
 
     def __init__(self, place: Path, asked: MatchSettings, experiment: Experiment) -> None:
-        self.place, self.asked, self.baseline = place, asked, experiment.baseline
+        self.place = place
         self.name, self.by, self.tolerance = asked.budget, asked.by, asked.tolerance
         try:
             self.path = grid.full_path(self.by)
@@ -96,6 +96,7 @@ class _Budget:
             message = f"the baseline does not tell its {self.name}"
             raise Faults([self._fault(message, "match another budget", self.name)])
         self.goal = goal
+        self.written = typed(experiment.baseline.tree).model_dump(mode="json")
 
     def facts(self, names: Mapping[tuple[str, str], str]) -> dict[str, Any]:
         """As `experiment.json` has it: with the variant that stands for each under this budget."""
@@ -116,8 +117,7 @@ class _Budget:
         if point.number == before:
             return replace(variant, name=name, matched=told)
         tree = grid.overlay(dict(variant.tree), {self.by: point.number})
-        written = typed(self.baseline.tree).model_dump(mode="json")
-        return replace(variant_of(name, tree, typed(tree), variant.corpus, written), matched=told)
+        return replace(variant_of(name, tree, typed(tree), variant.corpus, self.written), matched=told)
 
     def _solution(self, name: str, variant: Variant, before: Point) -> Point:
         probe = _Probe(variant, self.by, self.path)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ablate.files import write_bytes
-from ablate.report import appendix, conditions, scaling, timing
+from ablate.report import appendix, budgets, conditions, scaling, timing
 from ablate.report import summary as first_page
 from ablate.report.comparison import (
     Comparison,
@@ -54,6 +54,7 @@ def _document(evidence: Evidence, links: Mapping[str, str]) -> tuple[list[str], 
         conditions.cautions(evidence),
         conditions.what_ran(evidence, links),
         conditions.variants_table(evidence),
+        budgets.section(evidence),
         timing.section(evidence),
         *_comparison_sections(evidence, files),
         scaling.section(evidence),
