@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ablate.settings import TrainSettings
@@ -19,19 +18,19 @@ class Pace:
     them.
     """
 
-    def __init__(self, recipe: TrainSettings, run: Trained, clock: Callable[[], float] | None = None) -> None:
-        self.recipe, self.run, self.clock = recipe, run, clock or time.perf_counter
+    def __init__(self, recipe: TrainSettings, run: Trained) -> None:
+        self.recipe, self.run = recipe, run
         self.is_timed = recipe.seconds is not None
         self._begun = self._before = 0.0
 
     def begin(self) -> None:
         """A step begins."""
-        self._begun, self._before = self.clock(), self.run.seconds
+        self._begun, self._before = time.perf_counter(), self.run.seconds
 
     def end(self, step: int) -> None:
         """A step has ended."""
         if self.is_timed:
-            self.run.seconds += self.clock() - self._begun
+            self.run.seconds += time.perf_counter() - self._begun
             if step <= self.recipe.warmup_steps:
                 self.run.warm_seconds = self.run.seconds
 
