@@ -45,10 +45,10 @@ def matched(experiment: Experiment, max_trials: int) -> Experiment:
     if (many := 1 + len(budgets) * len(others)) > max_trials:
         cure = f"take some out, or give --max-trials {many}"
         raise Faults([SettingsError(("match",), f"{many} variants are more than {max_trials}", cure)])
-    found = _Found(experiment)
+    found = _Found(experiment, several=len(budgets) > 1)
     for budget in budgets:
         for variant in others:
-            found.add(f"{variant.name}@{budget.name}" if len(budgets) > 1 else variant.name, variant, budget)
+            found.add(variant, budget)
     return found.experiment([budget.facts(found.names) for budget in budgets])
 
 
@@ -213,15 +213,17 @@ def _with(settings: S, path: Path, number: int) -> S:
 class _Found:
     """The variants of an experiment as they come out of their budgets: equal ones once, impossible ones told."""
 
-    def __init__(self, experiment: Experiment) -> None:
-        self.before = experiment
+    def __init__(self, experiment: Experiment, *, several: bool) -> None:
+        self.before, self.several = experiment, several
         self.by_canonical = {experiment.baseline.canonical: experiment.baseline}
-        self.invalid, self.same, self.merged = list(experiment.invalid), dict(experiment.same), 0
+        self.invalid, self.merged = list(experiment.invalid), 0
+        self.same: dict[str, str] = {}
         self.names: dict[tuple[str, str], str] = {}
         self.faults: list[SettingsError] = []
 
-    def add(self, name: str, variant: Variant, budget: _Budget) -> None:
+    def add(self, variant: Variant, budget: _Budget) -> None:
         """A variant under a budget."""
+        name = self._name(variant.name, budget.name)
         try:
             solved = budget.solved(name, variant)
         except Faults as faults:
@@ -245,11 +247,25 @@ class _Found:
         counts["raw"] = sum(counts[word] for word in ("excluded", "invalid", "merged", "planned"))
         counts["trials"] = len(variants) * len(self.before.seeds)
         return replace(
-            self.before, variants=variants, invalid=self.invalid, same=self._same(), counts=counts, match=list(facts)
+            self.before,
+            variants=variants,
+            invalid=self.invalid,
+            same=self._same_before() | self.same,
+            counts=counts,
+            match=list(facts),
         )
 
-    def _same(self) -> dict[str, str]:
-        """Names that meant a variant mean what has become of it, where that is one."""
-        known = {variant.name for variant in self.by_canonical.values()}
-        ends = {name: self.same.get(other, other) for name, other in self.same.items()}
-        return {name: other for name, other in ends.items() if other in known}
+    def _name(self, name: str, budget: str) -> str:
+        return f"{name}@{budget}" if self.several else name
+
+    def _same_before(self) -> dict[str, str]:
+        """Names that meant another's variant before mean what has become of that, under each of the budgets."""
+        budgets = list(dict.fromkeys(budget for budget, _ in self.names))
+        found = {}
+        for name, other in self.before.same.items():
+            if other == self.before.baseline.name:
+                found[name] = other
+            for budget in budgets:
+                if now := self.names.get((budget, other)):
+                    found[self._name(name, budget)] = now
+        return found

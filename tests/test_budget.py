@@ -111,6 +111,7 @@ ONE = "exactly one of 'steps', 'tokens', 'flops', 'seconds' and 'tokens_per_para
         ("tokens_per_prm: 1", "unknown setting 'tokens_per_prm'\n  did you mean 'tokens_per_param'?"),
         ("flops: 1e30", "e+25 tokens are no training\n  give less"),
         ("flops: 1e6, warmup_steps: 50", "warmup_steps 50 is more than the"),
+        ("seconds: 9, max_seconds: 9", "max_seconds 9 ends the trial before its 9 seconds of training\n  give more"),
         ("steps: 4, data_seed: -1", "'data_seed': must be at least 0 (it is -1)"),
         ("steps: 4, init_seed: 0.5", "'init_seed': a whole number is needed"),
     ],

@@ -189,6 +189,18 @@ def test_each_budget_makes_a_variant_of_its_own(expand: Expand) -> None:
     assert [each["goal"] for each in found.match] == goals
 
 
+def test_names_that_meant_the_same_before_mean_the_same_still(expand: Expand) -> None:
+    text = f"{WIDE}%s" + f"variants: {{{MOE}, again: {{{MOE.partition(': ')[2][1:-1]}}}, base: {{n_layers: 4}}}}\n"
+    assert expand(text % TWO).same == {
+        "again@params": "moe@params",
+        "again@flops_per_token": "moe@flops_per_token",
+        "base": "baseline",
+    }
+    found = expand(text % BY_WIDTH.replace("0.01", "0.02"))
+    assert found.same == {"again": "moe", "base": "baseline"}
+    assert found.counts["raw"] == sum(found.counts[word] for word in ("excluded", "invalid", "merged", "planned"))
+
+
 def test_several_budgets_count_against_the_limit(expand: Expand, refused: Refused) -> None:
     text = f"{WIDE}{TWO}vary: {{feed_forward: [gelu, relu, geglu]}}\n"
     assert expand(text, max_trials=7).counts["raw"] == 7

@@ -133,6 +133,9 @@ class TrainSettings(Settings):
             found.append(SettingsError((), f"exactly one of {ways} says how long to train", "give one"))
         elif given[0] in ("steps", "tokens"):
             found += self.warmup_faults()
+        if self.seconds is not None and self.max_seconds is not None and self.max_seconds <= self.seconds:
+            message = f"max_seconds {self.max_seconds:g} ends the trial before its {self.seconds:g} seconds of training"
+            found.append(SettingsError(("max_seconds",), message, "give more, or leave it out"))
         if self.schedule == "noam" and self.warmup_steps == 0:
             found.append(SettingsError(("warmup_steps",), "schedule noam needs a warm-up", "give warmup_steps"))
         return found
