@@ -35,8 +35,12 @@ class Batches:
 
     @classmethod
     def of(cls, corpus: Corpus, recipe: TrainSettings, seed: int, objective: Objective) -> Batches:
-        """The batches of a resolved recipe. Raises `SettingsError` where the corpus is too small for one."""
+        """The batches of a resolved recipe, in the order of its own seed where it has one.
+
+        Raises `SettingsError` where the corpus is too small for a batch.
+        """
         check_corpus(corpus, recipe)
+        seed = seed if recipe.data_seed is None else recipe.data_seed
         return cls(corpus.train, recipe.length, recipe.batch_tokens // recipe.length, seed, objective)
 
     @property

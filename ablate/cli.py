@@ -283,6 +283,10 @@ def _print_plan(facts: Mapping[str, Any]) -> None:
     _print_table(heads, rows)
     echo("")
     _print_caches(facts["variants"])
+    _print_lengths(facts["variants"])
+    for each in facts["variants"]:
+        if each["matched"]:
+            echo(_matched_line(each["name"], each["matched"]))
     for name, other in facts["same"].items():
         echo(f"the same as {other}: {name}")
     for each in facts["invalid"]:
@@ -317,6 +321,26 @@ def _print_caches(variants: Sequence[Mapping[str, Any]]) -> None:
         for each in variants
     ]
     _print_table(heads, rows)
+
+
+def _print_lengths(variants: Sequence[Mapping[str, Any]]) -> None:
+    """How long each variant trains, where that is not the same number of steps for all."""
+    if len({each["steps"] for each in variants} | {None}) == 2:
+        return
+    heads = ("variant", "steps", "training tokens", "training FLOPs")
+    columns = ("steps", "train_tokens", "train_flops")
+    echo("")
+    _print_table(heads, [(each["name"], *(_number(each[column]) for column in columns)) for each in variants])
+    if any(each["steps"] is None for each in variants):
+        echo("how many steps a trial makes in its seconds shows when it ends, and differs between trials")
+
+
+def _matched_line(name: str, matched: Mapping[str, Any]) -> str:
+    """What was changed for an equal budget, and what of the mismatch remains."""
+    before, after = (f"{matched[word]:,}" for word in ("before", "after"))
+    change = f"{matched['by']} {before} -> {after}" if before != after else f"{matched['by']} stays {before}"
+    share = f"{100 * matched['mismatch']:+.2f} % of the baseline's {matched['goal']:,.0f}"
+    return f"matched: {name}: {change}; {matched['budget']} {matched['reached']:,.0f} ({share})"
 
 
 def _duration(seconds: float | None) -> str:

@@ -39,6 +39,7 @@ def plan_facts(wanted: Wanted) -> dict[str, Any]:
         "question": experiment.question,
         "counts": experiment.counts,
         "design": experiment.design_facts(),
+        "match": experiment.match,
         "seeds": experiment.seeds,
         "stored": len(trials) - len(unfinished),
         "device": resources.device,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field
 
-from ablate import document, grid
+from ablate import budget, document, grid
 from ablate.choice import Faults, Path, Settings, SettingsError, Whole, as_whole, validated
 from ablate.claims import Claim, read_all
 from ablate.data import Corpus
@@ -18,7 +18,7 @@ from ablate.settings import OF_NO_NUMBER, VariantSettings, resolved, typed
 from ablate.sizes import grown, sized
 from ablate.variant import BASELINE, Invalid, Variant, canonical_json, differences, foreign_names
 
-LATER = ("match", "tune")
+LATER = ("tune",)
 """Keys of the file that are not built yet."""
 
 _MOST_SEEDS = 1000
@@ -81,6 +81,7 @@ class ExperimentFile(Settings):
     claims: list[Annotated[ClaimEntry, BeforeValidator(_sentence)]] = Field(
         [], max_length=1000, description="sentences that the results are judged by"
     )
+    match: Any = Field(None, description="the budget that every variant is brought to, and by which setting")
 
 
 @dataclass(frozen=True)
@@ -234,8 +235,9 @@ class _Expansion:
     def _is_same(self, levels: tuple[int | None, ...], axis: int, point: _Point) -> bool:
         other = self.axes.combination([1 - (level or 0) if i == axis else level for i, level in enumerate(levels)])
         try:
-            settings = sized(grid.applicable(self.base_tree, other)[0])
-            return self._variant("", settings, self._corpus(settings)).canonical == point.key
+            tree = grid.applicable(self.base_tree, other)[0]
+            settings = sized(tree)
+            return variant_of("", tree, settings, self._corpus(settings), self.written).canonical == point.key
         except Faults:
             return False
 
@@ -277,7 +279,7 @@ class _Expansion:
         corpus = self._placed(("vary",), lambda: self._corpus(settings), combination)
         name = self._name(meant, set())
         try:
-            variant = self._variant(name, grown(settings, tree), corpus)
+            variant = variant_of(name, tree, grown(settings, tree), corpus, self.written)
         except Faults as faults:
             invalid = Invalid(name, "; ".join(fault.message for fault in faults.faults))
             return None if self._is_excluded(tree) else _Point(name, meant, settings.model_dump_json(), invalid)
@@ -337,12 +339,12 @@ class _Expansion:
     def _corpus(self, settings: VariantSettings) -> Corpus:
         key = canonical_json(settings.data.settings())
         if key not in self.corpora:
-            self.corpora[key] = _asked(settings.data.settings(), lambda: _corpus(settings))
+            self.corpora[key] = answered(settings.data.settings(), lambda: _corpus(settings))
         return self.corpora[key]
 
     def _resolved(self, settings: VariantSettings, corpus: Corpus) -> VariantSettings:
         """With every default filled in, the size of the vocabulary from the data among them."""
-        return _asked(settings.model_dump(mode="json"), lambda: resolved(settings, corpus.vocab_size))
+        return whole(settings, corpus)
 
     def _keep(self, variant: Variant) -> None:
         known = self.by_canonical.get(variant.canonical)
@@ -364,14 +366,9 @@ class _Expansion:
 
         def make() -> Variant:
             settings = sized(tree)
-            return self._variant(name, settings, self._corpus(settings))
+            return variant_of(name, tree, settings, self._corpus(settings), self.written)
 
         return self._placed(place, make)
-
-    def _variant(self, name: str, settings: VariantSettings, corpus: Corpus) -> Variant:
-        whole, written = self._resolved(settings, corpus), settings.model_dump(mode="json")
-        given = settings.model_dump(mode="json", exclude_defaults=True)
-        return Variant(name, whole, corpus, dict(differences(self.written, written, given)))
 
     def _placed(self, place: Path, make: Callable[[], T], combination: Mapping[str, Any] | None = None) -> T:
         """What `make` gives; its faults, told at the place in the file that they come from."""
@@ -422,7 +419,26 @@ def _corpus(settings: VariantSettings) -> Corpus:
         raise Faults([fault.below(("data",))]) from None
 
 
-def _asked(plain: Mapping[str, Any], ask: Callable[[], T]) -> T:
+def whole(settings: VariantSettings, corpus: Corpus) -> VariantSettings:
+    """With every default filled in, the size of the vocabulary from the data, the length of training as steps.
+
+    Raises `Faults`.
+    """
+    plain = settings.model_dump(mode="json")
+    return answered(plain, lambda: budget.settled(resolved(settings, corpus.vocab_size)))
+
+
+def variant_of(
+    name: str, tree: grid.Tree, settings: VariantSettings, corpus: Corpus, baseline: Mapping[str, Any]
+) -> Variant:
+    """The variant that a tree, typed as `settings`, comes to; `baseline` are the baseline's as plain data."""
+    written = settings.model_dump(mode="json")
+    given = settings.model_dump(mode="json", exclude_defaults=True)
+    changes = dict(differences(baseline, written, given))
+    return Variant(name, whole(settings, corpus), corpus, changes, tree)
+
+
+def answered(plain: Mapping[str, Any], ask: Callable[[], T]) -> T:
     """What choices answer. A user's own among them may raise whatever it likes, also what would end the program."""
     try:
         return ask()

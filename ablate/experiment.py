@@ -7,16 +7,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path as File
 from typing import Any
 
-from ablate import document
+from ablate import document, match
 from ablate.choice import Faults, unknown
 from ablate.claims import Claim, named
 from ablate.data import Corpus
 from ablate.design import Design
 from ablate.document import Document, FileFaults, Mark, printable, told
-from ablate.expansion import LATER, ExperimentFile, expand
+from ablate.expansion import LATER, Expanded, ExperimentFile, expand
+from ablate.settings import BUDGETS
 from ablate.variant import BASELINE, Invalid, Trial, Variant, foreign_names, trials_of
 
-_BUDGETS = (("train", "steps"), ("train", "tokens"))
+_BUDGETS = tuple(("train", name) for name in BUDGETS)
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Experiment:
     seeds: list[int]
     design: Design | None
     claims: list[Claim] = field(default_factory=list)
+    match: list[dict[str, Any]] = field(default_factory=list)
+    """The budgets that variants were brought to, as `experiment.json` has them."""
 
     @classmethod
     def from_file(cls, path: str | File, sets: Sequence[str] = (), max_trials: int = 1000) -> Experiment:
@@ -43,9 +46,12 @@ class Experiment:
     def of(cls, found: Document, max_trials: int = 1000) -> Experiment:
         """Check and expand what a file says. Raises `FileFaults`."""
         try:
-            expanded = expand(found, max_trials)
+            return match.matched(cls._of(found, expand(found, max_trials)), max_trials)
         except Faults as faults:
             raise told(found, faults) from None
+
+    @classmethod
+    def _of(cls, found: Document, expanded: Expanded) -> Experiment:
         file = expanded.file
         return cls(
             name=file.name,
@@ -81,7 +87,9 @@ class Experiment:
 
     def is_named(self, variant: str) -> bool:
         """Whether the file gives the variant its name, as it does not to combinations of axes."""
-        return variant == BASELINE or variant in self.source.get("variants", {})
+        given = self.source.get("variants", {})
+        several = len(self.match) > 1  # then a name has its budget behind it
+        return variant == BASELINE or variant in given or (several and variant.rpartition("@")[0] in given)
 
     def without(self, reasons: Mapping[str, str]) -> Experiment:
         """The experiment in which some combinations are invalid, by their names."""

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ablate.batches import check_corpus
+from ablate.budget import PASSES
 from ablate.choice import Faults, SettingsError
 from ablate.cost import (
     Cost,
@@ -44,6 +45,18 @@ class VariantPlan:
     predicted_memory_bytes: int
     predicted_seconds: float | None
 
+    @property
+    def train_tokens(self) -> int | None:
+        """Tokens of a training; None where its seconds are given, and nobody knows before."""
+        train = self.variant.settings.train
+        return None if train.planned_steps is None else train.planned_steps * train.batch_tokens
+
+    @property
+    def train_flops(self) -> float | None:
+        """FLOPs of a training; None too where a choice does not tell its own."""
+        forward, tokens = self.cost.flops_per_token, self.train_tokens
+        return None if forward is None or tokens is None else PASSES * forward * tokens
+
     def facts(self) -> dict[str, Any]:
         """As `plan --json` and `experiment.json` give it."""
         return {
@@ -60,6 +73,10 @@ class VariantPlan:
             "kv_cache_bytes_per_token": self.kv_cache_bytes_per_token,
             "kv_cache_bytes_by_devices": {str(n): size for n, size in self.kv_cache_bytes_by_devices.items()},
             "kv_cache_equals_weights_at_tokens": self.kv_cache_equals_weights_at_tokens,
+            "steps": self.variant.settings.train.planned_steps,
+            "train_tokens": self.train_tokens,
+            "train_flops": self.train_flops,
+            "matched": self.variant.matched.facts() if self.variant.matched else None,
             "predicted_memory_bytes": self.predicted_memory_bytes,
             "predicted_seconds": self.predicted_seconds,
         }
@@ -82,7 +99,7 @@ def _variant_plan(variant: Variant, rate: float | None) -> VariantPlan:
         kv_cache_bytes_by_devices=cache_bytes_by_devices(model, train.precision),
         kv_cache_equals_weights_at_tokens=tokens_that_weigh_as_much(model, price.params_total, train.precision),
         predicted_memory_bytes=training_bytes(model, price.params_total, sequences, train.length),
-        predicted_seconds=_seconds(price, train.n_steps * train.batch_tokens, rate),
+        predicted_seconds=train.seconds or _seconds(price, train.n_steps * train.batch_tokens, rate),
     )
 
 
@@ -90,7 +107,7 @@ def _seconds(price: Cost, tokens: int, rate: float | None) -> float | None:
     """Training's three passes at half of the speed of bare matrix products: right to a factor of two or three."""
     if rate is None or price.flops_per_token is None:
         return None
-    return float(f"{3 * price.flops_per_token * tokens / (0.5 * rate):.2g}")
+    return float(f"{PASSES * price.flops_per_token * tokens / (0.5 * rate):.2g}")
 
 
 def _matmul_flops_per_second() -> float:
@@ -179,6 +196,7 @@ def document(experiment: Experiment, plans: list[VariantPlan], machine: dict[str
         "command": as_text(command),
         "resolved": experiment.source,
         "seeds": experiment.seeds,
+        "match": experiment.match,
         "counts": experiment.counts,
         "design": experiment.design_facts(),
         "machine": machine,

@@ -21,7 +21,7 @@ class Running:
     """How far a trial is. Speed is over the time since its first step, evaluations included."""
 
     label: str
-    steps: int
+    steps: int | None  # None where nobody knows before
     phase: str = "setup"
     step: int = 0
     tokens: int = 0
@@ -49,14 +49,14 @@ class Running:
         """The state in a line."""
         parts = [self.label]
         if self.step:
-            parts.append(f"step {self.step}/{self.steps}")
+            parts.append(f"step {self.step}/{self.steps}" if self.steps else f"step {self.step}")
         if self.phase != "train" or not self.step:
             parts.append(self.phase)
         if self.loss is not None:
             parts.append(f"loss {self.loss:.3f}")
         if speed := self.tokens_per_second():
             parts.append(f"{speed:,.0f} tokens/s")
-            if self.phase == "train" and self.step:
+            if self.phase == "train" and self.step and self.steps:
                 left = (self.steps - self.step) * (self.tokens / self.step) / speed
                 parts.append(f"{left:.0f} s left")
         return "  ".join(parts)
@@ -96,7 +96,7 @@ class Progress:
             self._say(what)
         self._refresh()
 
-    def start(self, trial_id: str, label: str, steps: int) -> None:
+    def start(self, trial_id: str, label: str, steps: int | None) -> None:
         """A trial begins."""
         self.running[trial_id] = Running(label, steps)
         if not self.live:

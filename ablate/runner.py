@@ -49,7 +49,7 @@ class Watcher(rounds.Watcher, Protocol):
 
     def check(self, done: int, total: int) -> None: ...  # noqa: D102
     def aside(self, what: str) -> None: ...  # noqa: D102
-    def start(self, trial_id: str, label: str, steps: int) -> None: ...  # noqa: D102
+    def start(self, trial_id: str, label: str, steps: int | None) -> None: ...  # noqa: D102
     def phase(self, trial_id: str, phase: str) -> None: ...  # noqa: D102
     def learn(self, trial_id: str, curve: Any) -> None: ...  # noqa: D102
     def finish(self, trial_id: str, status: str, note: str) -> None: ...  # noqa: D102
@@ -293,7 +293,7 @@ class Run:
     def _refuse(self, task: Task, checked: Checked, fault: str) -> None:
         """Store a trial that does not run."""
         trial_id = task.trial.trial_id
-        self.watcher.start(trial_id, _label(task.trial), task.trial.variant.settings.train.n_steps)
+        self.watcher.start(trial_id, _label(task.trial), task.trial.variant.settings.train.planned_steps)
         log = checked.log.relative_to(self.store.folder).as_posix()
         ended = {"status": "gate_failed", "phase": "gates", "reason": fault, "log": log}
         self._store(self._known(task, checked.began) | ended, {}, {})
@@ -363,7 +363,7 @@ class Run:
             attempt=task.attempt,
             first_attempt=task.first_attempt,
         )
-        self.watcher.start(trial.trial_id, _label(trial), settings.train.n_steps)
+        self.watcher.start(trial.trial_id, _label(trial), settings.train.planned_steps)
         with child.environment(job.threads):
             started = Child(child.context(self.resources.device), job)
         self._count_company()

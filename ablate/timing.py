@@ -69,7 +69,7 @@ def _time(job: TimingJob, reporter: Reporter) -> None:
     where = {"device_name": device_name(device), "gpu_uuid": gpu_uuid(device), "torch": torch.__version__}
     reporter.columns(where)
     corpus, clock, around = settings.data.corpus(), clock_for(device), Surroundings(device)
-    model = build(settings.model, job.seed).to(device)
+    model = build(settings.model, settings.train.seed_of_weights(job.seed)).to(device)
     reporter.phase("train")
     steps, compiled = training_steps(model, settings, corpus, job.seed, clock, around)
     reporter.columns({name: value for name, value in compiled.items() if name in COMPILED})

@@ -20,6 +20,7 @@ from ablate.batches import Batches, HeldOut
 from ablate.curve import Curve
 from ablate.model import Transformer
 from ablate.objectives import IGNORED, Batch
+from ablate.pace import Pace
 from ablate.pulse import beat
 from ablate.resume import Keeper
 from ablate.settings import OptimizerSettings, TrainSettings
@@ -66,6 +67,9 @@ class Trained:
     module_metrics: dict[str, float] = field(default_factory=dict)
     batch_order_hash: str = ""
     optimizer_state_dtype: str | None = None
+    seconds: float = 0.0
+    """Of training, where the recipe counts them; up to the end of the warm-up `warm_seconds`."""
+    warm_seconds: float = 0.0
 
 
 def train(
@@ -86,24 +90,27 @@ def train(
     """
     learner, rate = Learner.of(model, recipe, called), schedule(recipe, model.settings.d_model)
     run, keeper = Trained(), keeper or Keeper()
-    ledger = Ledger(observer, run, read_every(model))
+    pace = Pace(recipe, run)
+    ledger = Ledger(observer, run, 1 if pace.is_timed else read_every(model))
     seed_generators(seed)
     model.train()
     keeper.restore(learner, ledger)
     for step in range(run.steps + 1, recipe.n_steps + 1):
-        lr = rate(step)
+        pace.begin()
+        lr = rate(step, pace.share)
         with observer.step():
             with observer.part("data"):
                 batch = batches.batch(step)
             measures = learner.update(batch, lr, observer.part)
         ledger.add(step, lr, measures, batch)
-        if step % (recipe.eval_every or recipe.n_steps) == 0 or step == recipe.n_steps:
+        pace.end(step)
+        if pace.evaluates(step) or pace.is_over(step):
             ledger.read()
             if run.diverged_step is None:
                 _evaluate(model, held_out, recipe, step, ledger)
-        if run.diverged_step is None and step < recipe.n_steps:
+        if run.diverged_step is None and not pace.is_over(step):
             run.stopped = keeper.after(step, learner, ledger)
-        if run.stopped or run.diverged_step is not None:
+        if run.stopped or run.diverged_step is not None or pace.is_over(step):
             break
     run.optimizer_state_dtype, _ = state_of(learner.optimizer)
     return run
@@ -290,21 +297,23 @@ def state_of(optimizer: torch.optim.Optimizer) -> tuple[str | None, int]:
     return "+".join(dtypes) or None, sum(each.numel() * each.element_size() for each in kept)
 
 
-def schedule(recipe: TrainSettings, d_model: int) -> Callable[[int], float]:
+def schedule(recipe: TrainSettings, d_model: int) -> Callable[..., float]:
     """The learning rate by step, counted from 1: never 0 at first, the peak exactly at the last step of the warm-up.
 
     Without warm-up the first step has the peak. `linear` and `cosine` end at `final_lr` times the peak in the last
-    step. `noam` is lr · d_model^-½ · min(step^-½, step · warmup^-1½), as in Vaswani et al., 2017.
+    step; where seconds are counted they follow the `share` of the time after the warm-up that has passed. `noam` is
+    lr · d_model^-½ · min(step^-½, step · warmup^-1½), as in Vaswani et al., 2017.
     """
     peak, warmup, last, lowest = recipe.lr, recipe.warmup_steps, recipe.n_steps, recipe.final_lr or 0.0
 
-    def rate(step: int) -> float:
+    def rate(step: int, share: float | None = None) -> float:
         if recipe.schedule == "noam":
             return float(peak * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5))
         if step <= warmup:
             return peak * (step / warmup)
         start = max(1, warmup)
         done = (step - start) / (last - start) if last > start else 0.0
+        done = done if share is None else share
         left = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[recipe.schedule]
         return peak * (lowest + (1 - lowest) * left)
 

@@ -138,7 +138,7 @@ class Trial:
         if changed := self._changed(corpus):
             return Outcome("crashed", f"{changed} changed after it was planned: run again, which plans anew")
         self.objective = objective_of(self.settings.model, corpus.vocab_size)
-        model = build(self.settings.model, self.job.seed).to(self.device)
+        model = build(self.settings.model, self.settings.train.seed_of_weights(self.job.seed)).to(self.device)
         self._tell(device.facts(self.device, self.settings.train.precision))
         phases = self._phases_left(model)
         if phases == self.job.phases != ("profile",):
@@ -180,7 +180,7 @@ class Trial:
         recipe = self.settings.train
         if "profile" in self.job.phases or recipe.keep_checkpoints:
             told = {"columns": self.columns, "profiles": self.profiles}
-            self.keeper.finish(recipe.n_steps, model, told)
+            self.keeper.finish(self.columns["steps"], model, told)
 
     def _points(self, step: int, split: str, values: dict[str, float]) -> None:
         self.reporter.points(step, step * self.settings.train.batch_tokens, split, values)
@@ -215,7 +215,7 @@ class Trial:
     def _steps(self, model: Transformer, corpus: Corpus) -> Outcome | None:
         """The first steps of the recipe, for their times and memory alone: the weights stay as they were drawn."""
         recipe = self.settings.train
-        few = recipe.model_copy(update={"steps": min(recipe.n_steps, MOST_STEPS)})
+        few = recipe.lasting(min(recipe.n_steps, MOST_STEPS))
         batches = Batches.of(corpus, recipe, self.job.seed, self.objective)
         watch, called = self._watch(few), called_for(model, batches, recipe)
         learner = exercise(model, batches, few, self.job.seed, watch, called)

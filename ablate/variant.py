@@ -6,26 +6,54 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 from ablate import grid, registry
 from ablate.choice import Path
 from ablate.data import Corpus
-from ablate.settings import OF_NO_NUMBER, VariantSettings
+from ablate.settings import ADDED, OF_NO_NUMBER, VariantSettings
 
 BASELINE = "baseline"
 
 
 @dataclass(frozen=True)
+class Matched:
+    """How a variant was brought to the baseline's budget: which setting was what, is what, and what that comes to."""
+
+    budget: str
+    by: str
+    before: int
+    after: int
+    goal: float
+    reached: float
+    is_own: bool
+    """Whether the setting tells it from the baseline besides, as the file has it."""
+
+    @property
+    def mismatch(self) -> float:
+        """What remains, in shares of the goal."""
+        return self.reached / self.goal - 1 if self.goal else 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """As `plan --json` and `experiment.json` give it."""
+        return {**asdict(self), "mismatch": self.mismatch}
+
+
+@dataclass(frozen=True)
 class Variant:
-    """One complete, named configuration. `changes` are its differences to the baseline, by dotted path."""
+    """One complete, named configuration. `changes` are its differences to the baseline, by dotted path.
+
+    `tree` is what the file says of it, before any default.
+    """
 
     name: str
     settings: VariantSettings
     corpus: Corpus
     changes: dict[str, Any] = field(default_factory=dict)
+    tree: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    matched: Matched | None = None
 
     @property
     def is_baseline(self) -> bool:
@@ -34,8 +62,12 @@ class Variant:
 
     @property
     def groups(self) -> list[str]:
-        """The settings that it changes, from afar: slots and other settings of the model, paths of the rest."""
-        return sorted({path if path.split(".")[0] in grid.SECTIONS else path.split(".")[0] for path in self.changes})
+        """The settings that it changes, from afar: slots and other settings of the model, paths of the rest.
+
+        What was changed only for the sake of an equal budget is none of them.
+        """
+        paths = self.changes.keys() - ({self.matched.by} if self.matched and not self.matched.is_own else set())
+        return sorted({path if path.split(".")[0] in grid.SECTIONS else path.split(".")[0] for path in paths})
 
     @cached_property
     def plain(self) -> dict[str, Any]:
@@ -45,7 +77,8 @@ class Variant:
     @property
     def identity(self) -> dict[str, Any]:
         """Everything in the settings that determines what is trained: of the data its bytes, of `profile` nothing."""
-        train = {key: value for key, value in self.plain["train"].items() if key not in OF_NO_NUMBER}
+        given = {key: each for key, each in self.plain["train"].items() if not (key in ADDED and each is None)}
+        train = {key: value for key, value in given.items() if key not in OF_NO_NUMBER}
         return {"model": self.plain["model"], "train": train, "data": [self.corpus.sha256, self.corpus.vocab_size]}
 
     @cached_property
@@ -138,7 +171,7 @@ def alike(variants: Sequence[Variant]) -> list[list[Variant]]:
 
 _COUNT = re.compile(r"[\d.]+\s*[kMB]?")
 _FREE = ("question", "path", "hf")
-_SAID = (("name",), ("claims",))
+_SAID = (("name",), ("claims",), ("match",))
 
 
 def own_code(node: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:

@@ -17,6 +17,9 @@ SETTLE_AT = 256
 WINDOW_STEPS = 10
 """A window over which a speed is taken has at least so many steps, where there are so many."""
 
+FEWEST = 3
+"""Steps before the timed ones; no more are left out where nobody knows how many steps there will be."""
+
 _BETWEEN = "between"
 
 MOST_SAMPLES = 10_000
@@ -49,7 +52,7 @@ def _between(first: torch.cuda.Event, last: torch.cuda.Event) -> float:
 
 def warmup_steps(steps: int) -> int:
     """Steps before the timed ones: a tenth of the run, at least 3 and at most 10, and never all of it."""
-    return min(steps - 1, max(3, min(steps // 10, 10)))
+    return min(steps - 1, max(FEWEST, min(steps // 10, 10)))
 
 
 class StepTimer:

@@ -12,6 +12,7 @@ import torch
 from ablate import pulse
 from ablate.profiling import memory
 from ablate.profiling.clock import (
+    FEWEST,
     StepTimer,
     clock_for,
     percentiles,
@@ -62,7 +63,8 @@ class Watch:
 
     def go_on(self, done: int) -> None:
         """So many steps were made before, by another process: all that is measured is of those to come."""
-        self.warmup = warmup_steps(self.recipe.n_steps - done)
+        planned = self.recipe.planned_steps
+        self.warmup = FEWEST if planned is None else warmup_steps(planned - done)
         self.first = done + self.warmup + 1
         self.timer = StepTimer(self.warmup, clock_for(self.device), self._warm)
         self.part = self.timer.part

@@ -1,0 +1,311 @@
+"""Equal budgets: what is solved, how it is told, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from conftest import Expand, Refused, Write
+
+from ablate import catalogue, grid, match, plan
+from ablate.cli import main
+from ablate.experiment import Experiment
+from ablate.lattice import mismatch, nearest
+from ablate.settings import resolved, typed
+from ablate.variant import Variant
+
+WIDE = "baseline: {d_model: 64, n_layers: 4, n_heads: 4, max_seq_len: 32, feed_forward: swiglu}\n"
+BY_WIDTH = "match: {params: 0.01, by: feed_forward.d_ff}\n"
+KV = "attention: {name: gqa, n_kv_heads: 1}"
+D_FF = "feed_forward.d_ff"
+
+
+def by_name(experiment: Experiment) -> dict[str, Variant]:
+    return {variant.name: variant for variant in experiment.variants}
+
+
+def params(variant: Variant) -> float:
+    found = match.reached("params", variant.settings)
+    assert found is not None
+    return found
+
+
+# --- What is solved ---------------------------------------------------------------------------------------------------
+
+
+def test_a_variant_gets_the_baseline_s_parameters_in_a_round_number(expand: Expand) -> None:
+    found = by_name(expand(f"{WIDE}{BY_WIDTH}variants: {{mqa: {{{KV}}}, gelu: {{feed_forward: gelu}}}}\n"))
+    goal = params(found["baseline"])
+    for name in ("mqa", "gelu"):
+        assert mismatch(params(found[name]), goal) <= 0.01
+        assert found[name].matched is not None
+        assert found[name].matched.mismatch == params(found[name]) / goal - 1
+    mqa = found["mqa"]
+    assert mqa.changes == {"attention": "gqa", "attention.n_kv_heads": 1, "feed_forward.d_ff": 200}
+    assert mqa.groups == ["attention"], "what an equal budget takes is no comparison of its own"
+    assert (mqa.matched.before, mqa.matched.after) == (168, 200)  # type: ignore[union-attr]
+
+
+def test_what_is_near_enough_stays_as_it_is(expand: Expand) -> None:
+    found = by_name(expand(f"{WIDE}{BY_WIDTH}variants: {{geglu: {{feed_forward: geglu}}}}\n"))["geglu"]
+    assert found.matched is not None
+    assert (found.matched.before, found.matched.after, found.matched.mismatch) == (168, 168, 0.0)
+    assert found.changes == {"feed_forward": "geglu"}
+
+
+def test_a_solved_variant_is_as_if_it_had_been_written_so(expand: Expand) -> None:
+    solved = expand(f"{WIDE}{BY_WIDTH}variants: {{mqa: {{{KV}}}}}\n")
+    written = expand(f"{WIDE}variants: {{mqa: {{{KV}, feed_forward.d_ff: 200}}}}\n")
+    assert [t.trial_id for t in solved.trials("cpu", 1)] == [t.trial_id for t in written.trials("cpu", 1)]
+    assert solved.variants[1].settings == written.variants[1].settings
+
+
+@pytest.mark.parametrize(
+    ("budget", "by", "change"),
+    [
+        ("params", "n_layers", "{feed_forward.d_ff: 100}"),
+        ("params", "d_model", "{n_layers: 2}"),
+        ("params_active", "feed_forward.d_ff", "{feed_forward: {name: moe, n_experts: 8, top_k: 2}}"),
+        ("flops_per_token", "feed_forward.d_ff", f"{{{KV}}}"),
+        ("flops_per_token", "n_layers", "{feed_forward.d_ff: 40}"),
+        ("kv_cache_bytes_per_token", "n_layers", "{attention.n_kv_heads: 2}"),
+        ("kv_cache_bytes_per_token", "attention.n_kv_heads", "{n_layers: 8}"),
+    ],
+)
+def test_every_budget_by_every_kind_of_setting(expand: Expand, budget: str, by: str, change: str) -> None:
+    baseline = WIDE.replace("feed_forward: swiglu", "attention: {name: gqa, n_kv_heads: 4}, feed_forward: swiglu")
+    found = expand(f"{baseline}match: {{{budget}: 0.09, by: {by}}}\nvariants: {{a: {change}}}\n").variants
+    own, theirs = (match.reached(budget, each.settings) for each in reversed(found))
+    assert own is not None
+    assert theirs is not None
+    assert mismatch(own, theirs) <= 0.09
+    assert by in found[1].changes
+
+
+def test_experts_are_solved_for_too(expand: Expand) -> None:
+    moe = "{name: moe, n_experts: 8, top_k: 2, d_ff: %d}"
+    baseline = WIDE.replace("swiglu", moe % 64)
+    change = f"variants: {{fine: {{feed_forward: {moe % 16}}}}}\n"
+    found = expand(f"{baseline}match: {{params: 0.05, by: feed_forward.n_experts}}\n{change}").variants[1]
+    assert found.changes == {"feed_forward.d_ff": 16, "feed_forward.n_experts": 32}
+    assert found.groups == ["feed_forward"]
+
+
+def test_a_width_stays_divisible(expand: Expand) -> None:
+    """Whatever the settings refuse is skipped: heads must come out even, and turn in pairs."""
+    text = "baseline: {d_model: 96, n_layers: 4, n_heads: 12, max_seq_len: 32}\n"
+    found = expand(f"{text}match: {{params: 0.13, by: d_model}}\nvariants: {{shallow: {{n_layers: 2}}}}\n").variants
+    width = found[1].settings.model.d_model
+    assert width % 24 == 0
+    assert mismatch(params(found[1]), params(found[0])) <= 0.13
+
+
+def test_exceptions_for_layers_go_on_from_what_is_solved(expand: Expand) -> None:
+    rule = "layers: [{every: 2, feed_forward: {bias: true}}]"
+    baseline = WIDE.replace("swiglu", f"swiglu, {rule}")
+    found = expand(f"{baseline}{BY_WIDTH}variants: {{mqa: {{{KV}}}}}\n").variants[1]
+    widths = {layer.feed_forward.model_dump()["d_ff"] for layer in found.settings.model.stacks[0].layers}
+    assert widths == {200}
+
+
+def test_the_training_length_counts_for_flops(expand: Expand) -> None:
+    """Scores are paid by the length that is trained at, not by the longest."""
+    text = f"{WIDE}match: {{flops_per_token: 0.002, by: feed_forward.d_ff}}\nvariants: {{a: {{n_layers: 3}}}}\n"
+    short, long = (expand(text, f"train.seq_len={n}").variants[1].settings for n in (2, 32))
+    assert short.model.feed_forward.model_dump()["d_ff"] < long.model.feed_forward.model_dump()["d_ff"]
+
+
+def shapes() -> Iterator[dict[str, int]]:
+    """200 of them, from small to the size of a large model, with odd numbers of heads among them."""
+    sizes = itertools.product((1, 2, 3, 4, 6, 8, 12, 16, 20, 32), (16, 32, 64, 80, 128), (1, 6, 24, 61))
+    for heads, width, layers in sizes:
+        yield {"d_model": heads * width, "n_heads": heads, "n_layers": layers, "max_seq_len": 64}
+
+
+PAIRS = [
+    ({slot: one}, {slot: other})
+    for slot in ("feed_forward", "attention")
+    for one, other in itertools.product(catalogue.names(slot), repeat=2)
+]
+TARGETS = ("params", "params_active", "flops_per_token")
+
+
+def test_every_pair_of_choices_is_matched_as_nearly_as_can_be_over_200_shapes() -> None:
+    """Within the tolerance, or neither neighbour is nearer: then nothing is."""
+    everything, met, asked = list(shapes()), 0, 0
+    assert len(everything) == 200
+    for place, (one, other) in enumerate(PAIRS * 2):
+        shape, budget = everything[place * 7 % 200], TARGETS[place % 3]
+        variant, goal = solvable(shape, other), match.reached(budget, solvable(shape, one).settings)
+        assert goal is not None
+        probe, looks = match._Probe(variant, "feed_forward.d_ff", ("model", "feed_forward", "d_ff")), list[int]()
+
+        def at(number: int) -> float | None:
+            looks.append(number)  # noqa: B023
+            settings = probe.settings(number)  # noqa: B023
+            return None if settings is None else match.reached(budget, settings)  # noqa: B023
+
+        found = nearest(at, int(grid.get(variant.plain, probe.path)), goal, 0.01)
+        assert found is not None
+        off, n = mismatch(found.reached, goal), found.number
+        assert len(looks) <= 40, f"{len(looks)} looks for {shape}, {one}, {other}"
+        beside = [value for each in (n - 1, n + 1) if each and (value := at(each)) is not None]
+        assert off <= 0.01 or all(mismatch(each, goal) >= off for each in beside), f"{shape}, {one}, {other}, {n}"
+        met, asked = met + (off <= 0.01), asked + 1
+    assert met > 0.8 * asked
+
+
+def solvable(shape: dict[str, int], choice: dict[str, str]) -> Variant:
+    train = {"steps": 1, "batch_tokens": 64, "seq_len": 64}
+    tree = grid.baseline_tree(
+        {"baseline": {**shape, **choice, "position": "none"}, "train": train, "data": {"name": "cycle"}}
+    )
+    written = typed(tree)
+    corpus = written.data.corpus()
+    return Variant("a", resolved(written, corpus.vocab_size), corpus, {}, tree)
+
+
+# --- Several budgets --------------------------------------------------------------------------------------------------
+
+TWO = "match: [{params: 0.02, by: feed_forward.d_ff}, {flops_per_token: 0.02, by: feed_forward.d_ff}]\n"
+MOE = "moe: {feed_forward: {name: moe, n_experts: 4, top_k: 1}}"
+
+
+def test_each_budget_makes_a_variant_of_its_own(expand: Expand) -> None:
+    found = expand(f"{WIDE}{TWO}variants: {{{MOE}, mqa: {{{KV}}}}}\nseeds: 2\n")
+    assert list(by_name(found)) == ["baseline", "moe@params", "mqa@params", "moe@flops_per_token"]
+    assert found.same == {"mqa@flops_per_token": "mqa@params"}, "it comes to the same under both"
+    counted = {"raw": 5, "excluded": 0, "invalid": 0, "merged": 1, "planned": 4, "trials": 8}
+    assert found.counts == counted
+    assert [each["variants"] for each in found.match] == [
+        {"moe": "moe@params", "mqa": "mqa@params"},
+        {"moe": "moe@flops_per_token", "mqa": "mqa@params"},
+    ]
+    goals = [match.reached(each["budget"], found.baseline.settings) for each in found.match]
+    assert [each["goal"] for each in found.match] == goals
+
+
+def test_names_that_meant_the_same_before_mean_the_same_still(expand: Expand) -> None:
+    text = f"{WIDE}%s" + f"variants: {{{MOE}, again: {{{MOE.partition(': ')[2][1:-1]}}}, base: {{n_layers: 4}}}}\n"
+    assert expand(text % TWO).same == {
+        "again@params": "moe@params",
+        "again@flops_per_token": "moe@flops_per_token",
+        "base": "baseline",
+    }
+    found = expand(text % BY_WIDTH.replace("0.01", "0.02"))
+    assert found.same == {"again": "moe", "base": "baseline"}
+    assert found.counts["raw"] == sum(found.counts[word] for word in ("excluded", "invalid", "merged", "planned"))
+
+
+def test_several_budgets_count_against_the_limit(expand: Expand, refused: Refused) -> None:
+    text = f"{WIDE}{TWO}vary: {{feed_forward: [gelu, relu, geglu]}}\n"
+    assert expand(text, max_trials=7).counts["raw"] == 7
+    assert refused(text, max_trials=6) == (
+        "tiny.yaml:5:1: 7 variants are more than 6\n  take some out, or give --max-trials 7"
+    )
+
+
+def test_two_variants_that_come_to_the_same_are_one(expand: Expand) -> None:
+    found = expand(f"{WIDE}{BY_WIDTH}variants: {{a: {{{KV}, {D_FF}: 400}}, b: {{{KV}, {D_FF}: 800}}}}\n")
+    assert list(by_name(found)) == ["baseline", "a"]
+    assert found.same == {"b": "a"}
+    assert found.counts["merged"] == 1
+
+
+# --- What is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "key", "said"),
+    [
+        ("match: 3", "match", "settings are needed here, not 3\n  write settings below it"),
+        ("match: []", "match", "it has no budget\n  write one, as in {params: 0.01, by: n_layers}"),
+        ("match:", "match", "settings are needed here, not None"),
+        ("match: {params: 0.01}", "match", "'by' is missing\n  add it"),
+        ("match: {by: d_model}", "match", "exactly one of params, params_active, flops_per_token, kv_cache_bytes_per"),
+        ("match: {params: 0.1, params_active: 0.1, by: d_model}", "match", "exactly one of params,"),
+        ("match: {parms: 0.1, by: d_model}", "parms", "unknown setting 'parms'\n  did you mean 'params'?"),
+        ("match: {params: 2, by: d_model}", "params", "'params': must be less than 1 (it is 2)"),
+        ("match: {params: 0.1, by: d_modle}", "by", "unknown setting 'd_modle'\n  did you mean 'd_model'?"),
+        ("match: {params: 0.1, by: feed_forward.dff}", "by", "unknown setting of feed_forward"),
+        ("match: {params: 0.1, by: block}", "by", "'block' is a whole number in no variant\n  match by a size"),
+        ("match: {params: 0.1, by: train.lr}", "by", "'train.lr' is no setting of the model\n  match by a size"),
+        ("match: {params: 0.1, by: preset}", "by", "'preset' is a whole number in no variant"),
+        (
+            "match: [{params: 0.2, by: d_model}, {params: 0.1, by: n_layers}]",
+            "params: 0.1",
+            "params is matched twice\n  give each budget once",
+        ),
+        (
+            "match: {params: 0.1, by: d_model}\nvary: {d_model: [32, 64]}",
+            "by",
+            "'d_model' varies: matched by it, all its values would come to the same\n  match by another setting",
+        ),
+        (
+            "match: {params: 0.0001, by: n_layers}\nvariants: {a: {d_model: 128}}",
+            "params",
+            "variant a cannot have the baseline's params 13,664 within 0.0001 by n_layers: the nearest is",
+        ),
+        (
+            f"match: {{kv_cache_bytes_per_token: 0.01, by: feed_forward.d_ff}}\nvariants: {{a: {{{KV}}}}}",
+            "kv_cache",
+            "feed_forward.d_ff does not change the kv_cache_bytes_per_token of variant a: 64, the baseline has 256\n",
+        ),
+        (
+            "match: {params: 0.1, by: attention.n_kv_heads}\nvariants: {a: {attention: gqa}, b: {attention: mqa}}",
+            "by",
+            "variant b has no attention.n_kv_heads, which is to give it the baseline's params\n  match by a",
+        ),
+    ],
+)
+def test_a_faulty_match_is_refused_with_its_place(lines: str, key: str, said: str, refused: Refused) -> None:
+    assert refused(lines).startswith(f"tiny.yaml:5:{1 + lines.index(key)}: {said}")
+
+
+def test_the_nearest_that_can_be_reached_is_told_and_cures(expand: Expand, refused: Refused) -> None:
+    text = f"{WIDE}match: {{params: %s, by: n_layers}}\nvariants: {{a: {{feed_forward.d_ff: 300}}}}"
+    said = refused(text % "0.01")
+    assert "variant a cannot have the baseline's params 197,184 within 0.01 by n_layers: the nearest is " in said
+    cure = said.partition("give ")[2].partition(",")[0]
+    assert expand(text % cure).variants[1].matched is not None
+
+
+def test_a_combination_that_cannot_be_matched_is_invalid_and_the_rest_runs(expand: Expand) -> None:
+    text = f"{WIDE}match: {{params: 0.001, by: n_layers}}\nvary: {{feed_forward: [geglu, gelu], n_heads: [4, 8]}}\n"
+    found = expand(text)
+    assert list(by_name(found)) == ["baseline", "feed_forward=geglu"] or found.invalid
+    assert all("cannot have the baseline's params" in each.reason for each in found.invalid)
+    assert found.counts["raw"] == sum(found.counts[word] for word in ("excluded", "invalid", "merged", "planned"))
+
+
+# --- How it is told ---------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_prints_what_was_changed_and_what_remains(write: Write) -> None:
+    file = str(write(f"{WIDE}{BY_WIDTH}variants: {{mqa: {{{KV}}}, geglu: {{feed_forward: geglu}}}}\n"))
+    shown = CliRunner().invoke(main, ["plan", file]).stdout
+    assert "matched: mqa: feed_forward.d_ff 168 -> 200; params" in shown
+    assert "matched: geglu: feed_forward.d_ff stays 168; params" in shown
+    facts = json.loads(CliRunner().invoke(main, ["plan", file, "--json"]).stdout)
+    assert facts["match"][0]["variants"] == {"mqa": "mqa", "geglu": "geglu"}
+    told: dict[str, Any] = {each["name"]: each["matched"] for each in facts["variants"]}
+    assert told["baseline"] is None
+    assert (told["mqa"]["before"], told["mqa"]["after"]) == (168, 200)
+
+
+def test_the_stored_document_tells_it(expand: Expand) -> None:
+    experiment = expand(f"{WIDE}{BY_WIDTH}variants: {{mqa: {{{KV}}}}}\n")
+    machine = {"device": "cpu", "threads": 1}
+    document = plan.document(experiment, plan.plan(experiment, timed=False), machine, "run")
+    assert document["match"] == experiment.match
+    json.dumps(document, allow_nan=False)
+
+
+def test_matching_names_settings_and_runs_no_code(write: Write) -> None:
+    shown = CliRunner().invoke(main, ["plan", str(write(f"{WIDE}{BY_WIDTH}"))])
+    assert "own code" not in shown.output
+    assert shown.exit_code == 0
