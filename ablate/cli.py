@@ -205,7 +205,8 @@ def run(**options: Any) -> int:
     console = Console(highlight=False)
     ran = sweep.run(asked.Wanted(**{**options, "sets": tuple(options["sets"])}), console)
     outcomes = ", ".join(f"{number} {word}" for word, number in sorted(ran.outcomes.items()))
-    echo(f"{outcomes}; report: {ran.report or 'not written'}")
+    tried = ", ".join(f"{number} {word}" for word, number in sorted(ran.tuning.items()))
+    echo(f"{f'tuning: {tried}; ' if tried else ''}{outcomes}; report: {ran.report or 'not written'}")
     if ran.lost:
         lines = "".join(f"{each}\n" for each in ran.lost)
         echo(

@@ -15,7 +15,7 @@ from ablate.document import Document, printable
 from ablate.settings import OF_NO_NUMBER, VariantSettings, resolved, typed
 from ablate.variant import BASELINE, Invalid, Variant, canonical_json, differences, foreign_names
 
-LATER = ("match", "tune", "claims")
+LATER = ("match", "claims")
 """Keys of the file that are not built yet."""
 
 _MOST_SEEDS = 1000
@@ -58,6 +58,7 @@ class ExperimentFile(Settings):
     data: Annotated[dict[str, Any], BeforeValidator(_named)] = Field({}, description="where tokens come from")
     train: dict[str, Any] = Field(description="the recipe")
     profile: dict[str, Any] = Field({}, description="what is measured beside training")
+    tune: dict[str, Any] = Field({}, description="settings of the recipe to search for each variant")
 
 
 @dataclass(frozen=True)
@@ -297,7 +298,7 @@ class _Expansion:
     def _variant(self, name: str, settings: VariantSettings, corpus: Corpus) -> Variant:
         whole, written = self._resolved(settings, corpus), settings.model_dump(mode="json")
         given = settings.model_dump(mode="json", exclude_defaults=True)
-        return Variant(name, whole, corpus, dict(differences(self.written, written, given)))
+        return Variant(name, whole, corpus, dict(differences(self.written, written, given)), settings.train)
 
     def _placed(self, place: Path, make: Callable[[], T], combination: Mapping[str, Any] | None = None) -> T:
         """What `make` gives; its faults, told at the place in the file that they come from."""

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path as File
 from typing import Any
 
-from ablate import document
+from ablate import document, search
 from ablate.choice import Faults, unknown
 from ablate.data import Corpus
 from ablate.document import Document, FileFaults, Mark, printable, told
-from ablate.expansion import LATER, ExperimentFile, expand
+from ablate.expansion import LATER, Expanded, ExperimentFile, expand
+from ablate.search import Search
 from ablate.variant import BASELINE, Invalid, Trial, Variant, foreign_names, trials_of
 
 _BUDGETS = (("train", "steps"), ("train", "tokens"))
@@ -29,6 +30,7 @@ class Experiment:
     same: dict[str, str]
     counts: dict[str, int]
     seeds: list[int]
+    search: Search | None = None
 
     @classmethod
     def from_file(cls, path: str | File, sets: Sequence[str] = (), max_trials: int = 1000) -> Experiment:
@@ -40,6 +42,7 @@ class Experiment:
         """Check and expand what a file says. Raises `FileFaults`."""
         try:
             expanded = expand(found, max_trials)
+            searched = _search(expanded, max_trials)
         except Faults as faults:
             raise told(found, faults) from None
         file = expanded.file
@@ -52,6 +55,7 @@ class Experiment:
             same=expanded.same,
             counts=expanded.counts,
             seeds=file.seeds,
+            search=searched,
         )
 
     @property
@@ -92,6 +96,17 @@ class Experiment:
         """Every variant with every seed, seeds outermost, as they run on this kind of device."""
         by_variant = [trials_of(variant, self.seeds, device, threads) for variant in self.variants]
         return [trial for one_seed in zip(*by_variant, strict=True) for trial in one_seed]
+
+
+def _search(expanded: Expanded, max_trials: int) -> Search | None:
+    """What the file says of tuning, held against all that is tuned."""
+    file = expanded.file
+    if search.TUNE not in file.model_fields_set:
+        return None
+    try:
+        return search.read(file.tune, expanded.variants, file.seeds, file.vary, max_trials)
+    except Faults as faults:
+        raise Faults(fault.below((search.TUNE,)) for fault in faults.faults) from None
 
 
 def read(path: str | File, sets: Sequence[str] = ()) -> Document:
@@ -139,5 +154,5 @@ def _place_of_key(path: tuple[str, ...]) -> tuple[str, ...]:
     """Where a dotted key of the command line stands in a file: a bare setting in the baseline; changes stay dotted."""
     if path[0] not in ExperimentFile.model_fields and path[0] not in LATER:
         path = (BASELINE, *path)
-    depth = {BASELINE: 1, "vary": 1, "variants": 2}.get(path[0], len(path))
+    depth = {BASELINE: 1, "vary": 1, search.TUNE: 1, "variants": 2}.get(path[0], len(path))
     return (*path[:depth], ".".join(path[depth:])) if len(path) > depth else path

@@ -13,19 +13,25 @@ from typing import Any
 from ablate import grid, registry
 from ablate.choice import Path
 from ablate.data import Corpus
-from ablate.settings import OF_NO_NUMBER, VariantSettings
+from ablate.settings import OF_NO_NUMBER, TrainSettings, VariantSettings
 
 BASELINE = "baseline"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One complete, named configuration. `changes` are its differences to the baseline, by dotted path."""
+    """One complete, named configuration. `changes` are its differences to the baseline, by dotted path.
+
+    `recipe` is that of the file before defaults stand in it as values, where it comes from a file. One that
+    `is_for_tuning` is tried to choose settings, on a corpus of its own.
+    """
 
     name: str
     settings: VariantSettings
     corpus: Corpus
     changes: dict[str, Any] = field(default_factory=dict)
+    recipe: TrainSettings | None = None
+    is_for_tuning: bool = False
 
     @property
     def is_baseline(self) -> bool:

@@ -44,7 +44,7 @@ STOREYS = [
     ],
     ["registry", "document", "presets", "hf"],
     [*SLOTS],
-    ["settings", "grid", "variant", "expansion", "experiment", "position_plot"],
+    ["settings", "grid", "variant", "search", "expansion", "experiment", "position_plot"],
     [
         *("model", "cost", "building", "importing", "job", "tables", "documents", "shelf", "results", "lease"),
         "mlflow_view",
@@ -74,7 +74,7 @@ STOREYS = [
         "verify",
         "compact",
     ],
-    ["runner"],
+    ["runner", "tuning"],
     ["asked"],
     ["sweep", "describing", "commands"],
     ["cli", "__main__"],
