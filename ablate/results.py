@@ -139,15 +139,15 @@ def _tuning_of(trials: pd.DataFrame, experiment: Mapping[str, Any]) -> pd.DataFr
     place = tuning_places(experiment)
     named = trials[trials["trial_id"].isin(list(place))]
     named = named.iloc[sorted(range(len(named)), key=lambda row: place[named["trial_id"].iloc[row]])]
-    tuning = experiment.get("tuning") or {"settings": {}, "variants": {}}
-    names, searched = list(tuning["variants"]), list(tuning["variants"].values())
+    tuning = experiment.get("tuning") or {}
+    names, searched = list(tuning.get("variants", {})), list(tuning.get("variants", {}).values())
     where = [place[trial_id] for trial_id in named["trial_id"]]
     points = [searched[variant]["points"][point] for variant, point, _ in where]
     columns: dict[str, list[Any]] = {
         "variant": [names[variant] for variant, _, _ in where],
         "is_added": [point.get("is_added", False) for point in points],
         "is_chosen": [searched[variant].get("chosen") == point for variant, point, _ in where],
-        **{path: [point["point"].get(path) for point in points] for path in tuning["settings"]},
+        **{path: [point["point"].get(path) for point in points] for path in tuning.get("settings", {})},
     }
     return named.reset_index(drop=True).assign(**{name: pd.Series(values) for name, values in columns.items()})
 

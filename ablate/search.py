@@ -166,7 +166,7 @@ class Search:
         return {name: [*self.first, *more] for name in names}, grown
 
     def _grown(self, names: Sequence[str], known: Known, possible: Callable[[Point], bool]) -> Search:
-        """The grid with a value more at each edge where the best of some variant lies, as far as such a value is one."""
+        """The grid with a value more at each edge where the best of some variant lies, where there can be one."""
         losses = {name: [known(name, point) for point in self.first] for name in names}
         if any(loss is None for each in losses.values() for loss in each):
             return self

@@ -148,7 +148,7 @@ class Tuning:
 
     def _document_of(self, name: str) -> dict[str, Any]:
         candidates, chosen = self.candidates[name], self.chosen.get(name)
-        found = {"points": [each.document() for each in candidates], "chosen": None, "edges": []}
+        found: dict[str, Any] = {"points": [each.document() for each in candidates], "chosen": None, "edges": []}
         if chosen is not None:
             found |= {"chosen": candidates.index(chosen), "edges": self.search.edges(chosen.point)}
         return found

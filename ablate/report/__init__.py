@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ablate.files import write_bytes
-from ablate.report import appendix, conditions, scaling, timing
+from ablate.report import appendix, conditions, scaling, timing, tuning
 from ablate.report import summary as first_page
 from ablate.report.comparison import (
     Comparison,
@@ -28,7 +28,7 @@ __all__ = ["write_report"]
 
 PLOTS = "plots"
 NOT_DRAWN = "The plots are left out: matplotlib is not installed where this report was written."
-_OWN_PLOT = re.compile(r"\d+-(loss|trade|cache)\.svg")
+_OWN_PLOT = re.compile(r"\d+-(loss|trade|cache|tuning)\.svg")
 
 
 def write_report(results: Results, folder: Path, links: Mapping[str, str] | None = None) -> Path:
@@ -55,6 +55,7 @@ def _document(evidence: Evidence, links: Mapping[str, str]) -> tuple[list[str], 
         conditions.what_ran(evidence, links),
         conditions.variants_table(evidence),
         timing.section(evidence),
+        tuning.section(evidence, files),
         *_comparison_sections(evidence, files),
         scaling.section(evidence),
         appendix.profiles(evidence),
