@@ -397,7 +397,7 @@ def list_(slot: str | None, as_json: bool) -> int:
 @JSON
 @command
 def describe(target: str, variant: str | None, plot: Path | None, sets: tuple[str, ...], as_json: bool) -> int:
-    """Describe a choice (attention/gqa), a preset (preset/llama-7b), a section (train, profile, tune), or FILE's variants."""
+    """Describe a choice (attention/gqa), a preset (preset/llama-7b), a section (train, tune), or FILE's variants."""
     from ablate import asked, describing
 
     if plot is not None:

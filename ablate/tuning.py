@@ -217,13 +217,13 @@ class _Desk:
         return self.candidate(name, point).loss
 
     def _loss(self, trial: Trial) -> float | None:
-        """A row that is damaged, or of a trial that goes on, is none."""
+        """None of a trial that is to be run, or to go on: as `tasks` sees it without being asked to retry."""
         row = self.store.trial(trial.trial_id)
-        if row is None or row["status"] == "interrupted" or not self.store.is_whole(trial.trial_id):
+        if row is None or row["status"] == "interrupted":
             return None
-        if row["status"] == "diverged":
-            return math.inf
-        return row["val_loss"] if row["status"] == "ok" and row["val_loss"] is not None else math.nan
+        if row["status"] != "ok":
+            return math.inf if row["status"] == "diverged" else math.nan
+        return row["val_loss"] if self.store.is_whole(trial.trial_id) else None
 
     def possible(self, point: Point) -> bool:
         """Whether all variants can be tried at it."""

@@ -202,9 +202,9 @@ def _intro(evidence: Evidence, found: Sequence[Searched]) -> str:
     outcomes = ", ".join(f"{number:,} {escape(word)}" for word, number in sorted(counts.items())) or "none ended yet"
     where = f"{data.get('train_tokens', 0):,} tokens to train on, {data.get('validation_tokens', 0):,} held out"
     return (
-        f"Searched for each variant ({escape(tuning['sampler'])}): {what}. Each point is trained with the seeds {seeds} "
-        f"on the training split alone ({where}): the validation split and the seeds of all other tables have no part "
-        f"in it. Tuning trials: {outcomes}. {_share(evidence, rows)}{progress(evidence)}"
+        f"Searched for each variant ({escape(tuning['sampler'])}): {what}. Each point is trained with the seeds "
+        f"{seeds} on the training split alone ({where}): the validation split and the seeds of all other tables have "
+        f"no part in it. Tuning trials: {outcomes}. {_share(evidence, rows)}{progress(evidence)}"
     ).rstrip()
 
 
@@ -308,7 +308,7 @@ def _plot(found: Sequence[Searched], path: str, evidence: Evidence) -> tuple[str
     is_drawn = _tuning(evidence)["sampler"] != "grid"
     dropped = sum(not math.isfinite(y) for line in lines.values() for y in line.values())
     caption = (
-        f"Loss on the tokens held out for tuning by {escape(path)}, mean over the tuning seeds; ringed: what was chosen."
+        f"Loss on the tokens held out for tuning by {escape(path)}, mean over the tuning seeds; ringed: the chosen one."
         + (" Other settings are at their best for each value." if len(settings(evidence)) > 1 and not is_drawn else "")
         + _grey_note(looks)
         + _dropped_note(dropped, "at which a training diverged", "at which a training diverged")
