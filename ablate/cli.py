@@ -288,7 +288,7 @@ def _print_tuning(facts: Mapping[str, Any], n_variants: int) -> None:
     echo(f"tuning ({facts['sampler']}): {what}; {seeds}, none of the experiment's own; on the training split alone")
     echo(
         f"tuning trials: {many(n_variants, 'variant')} x {many(each, 'point')} x {many(n_seeds, 'seed')} = "
-        f"{facts['trials']}, {done} of them stored{grows}"
+        f"{facts['trials']}, {facts['tokens']:,} tokens; {done} of them stored{grows}"
     )
     for name, point in facts["chosen"].items():
         edge = " (at the edge of what was tried)" if facts["at_edge"][name] else ""

@@ -149,7 +149,7 @@ class Search:
     def settings(self) -> dict[str, Any]:
         """As plain data, for people and machines."""
         return {
-            path: list(axis.values)
+            path: (sorted if axis.is_numeric else list)(axis.values)
             if isinstance(axis, Listed)
             else {"low": axis.low, "high": axis.high, "log": axis.log}
             for path, axis in self.axes.items()

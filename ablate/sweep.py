@@ -119,7 +119,7 @@ class _Sweep:
     ) -> Ran:
         from ablate.tuning import FINE
 
-        total, tried = self.experiment.counts["trials"], search.outcomes if search else Counter[str]()
+        total, tried = self.experiment.counts["trials"], search.outcomes() if search else Counter[str]()
         is_known = search is None or search.is_over
         outcomes = _outcomes(_statuses(self.store, self.trials) if is_known else Counter(), total)
         failed = set(outcomes) - {"ok"} or set(tried) - set(FINE) or self.experiment.invalid or lost or not is_complete
@@ -148,7 +148,9 @@ class _Sweep:
 
     def _search_is_held_up(self, before: Tuning) -> bool:
         """Whether something was to be done and is not: a signal came, the disk is full, or one failure was enough."""
-        failed = self.wanted.fail_fast and set(before.outcomes_now()) - {"ok", "diverged"}
+        from ablate.tuning import FINE
+
+        failed = self.wanted.fail_fast and set(before.outcomes()) - set(FINE)
         return bool(self.received or failed or before.left(retry_failed=False))
 
     def _search_on(self, search: Tuning, queue: list[Task], again: bool, console: Console, held: ExitStack) -> None:

@@ -66,11 +66,6 @@ class Tuning:
         return [trial for each in sorted(found, key=lambda c: order[id(c)]) for trial in each.trials]
 
     @cached_property
-    def outcomes(self) -> Counter[str]:
-        """The stored trials by outcome, as they were when the search was looked at."""
-        return self.outcomes_now()
-
-    @cached_property
     def is_over(self) -> bool:
         """Whether all points are decided and all their trials have ended."""
         known = all(c.loss is not None for candidates in self.candidates.values() for c in candidates)
@@ -84,8 +79,8 @@ class Tuning:
         best = {name: best_of([c.loss for c in candidates]) for name, candidates in self.candidates.items()}
         return {name: self.candidates[name][place] for name, place in best.items() if place is not None}
 
-    def outcomes_now(self) -> Counter[str]:
-        """The stored trials by outcome, looked at again."""
+    def outcomes(self) -> Counter[str]:
+        """The stored trials by outcome, at this moment."""
         return Counter(row["status"] for trial in self.trials if (row := self.store.trial(trial.trial_id)))
 
     def left(self, *, retry_failed: bool) -> list[Task]:
@@ -155,6 +150,7 @@ class Tuning:
 
     def facts(self) -> dict[str, Any]:
         """As `plan --json` and `status --json` give it."""
+        outcomes = self.outcomes()
         return {
             "settings": self.search.settings(),
             "sampler": self.search.sampler,
@@ -162,8 +158,9 @@ class Tuning:
             "points_each": max(self.search.n_points, *map(len, self.candidates.values())),
             "most_points_each": self._most_points(),
             "trials": self._planned(),
-            "outcomes": dict(self.outcomes),
-            "left": self._planned() - sum(n for word, n in self.outcomes.items() if word != "interrupted"),
+            "tokens": self._tokens(),
+            "outcomes": dict(outcomes),
+            "left": self._planned() - sum(n for word, n in outcomes.items() if word != "interrupted"),
             "is_over": self.is_over,
             "chosen": {name: each.point for name, each in self.chosen.items()},
             "at_edge": {name: self.search.edges(each.point) for name, each in self.chosen.items()},
@@ -173,6 +170,13 @@ class Tuning:
         """Trials, as far as they are decided by now, or known to come."""
         points = sum(max(self.search.n_points, len(each)) for each in self.candidates.values())
         return points * len(self.search.seeds)
+
+    def _tokens(self) -> int:
+        """What all of them are trained on together, as the file says it."""
+        recipes = {variant.name: variant.settings.train for variant in self.experiment.variants}
+        points = {name: max(self.search.n_points, len(each)) for name, each in self.candidates.items()}
+        each = {name: recipe.n_steps * recipe.batch_tokens for name, recipe in recipes.items()}
+        return sum(each[name] * points[name] for name in points) * len(self.search.seeds)
 
     def _most_points(self) -> int:
         """Of each variant, where a grid grows at every edge."""

@@ -222,6 +222,7 @@ LATE = {
     "matplotlib": lambda file: True,
     "scipy": lambda file: True,
     "pynvml": lambda file: True,
+    "optuna": lambda file: True,
 }
 LIGHT = (
     *(
