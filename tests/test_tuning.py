@@ -488,7 +488,8 @@ def test_sensitivity_is_the_mean_loss_above_the_best_with_no_loss_beyond_knowing
 
 def test_losses_beside_the_point_they_are_of(tmp_path: Path) -> None:
     report = _report(_results({"baseline": [2.0, 2.2, "diverged", "crashed"]}), tmp_path)
-    assert "| baseline  | 2.1000 ± 0.1414 | crashed, diverged |" in report
+    (line,) = [line for line in report.splitlines() if "crashed, diverged" in line]
+    assert [cell.strip() for cell in line.split("|")][1:-1] == ["baseline", "2.1000 ± 0.1414", "crashed, diverged"]
     assert "points without one cannot be chosen: baseline" in report
     assert (tmp_path / "plots/1-tuning.svg").read_bytes().startswith(b"<?xml")
 
