@@ -15,7 +15,6 @@ from ablate.report.evidence import Evidence, Row, Variant, records, shown_outcom
 from ablate.report.plots import (
     WIDE_RANGE,
     Look,
-    _decimal_ticks,
     _dropped_note,
     _figure,
     _grey_note,
@@ -28,6 +27,7 @@ from ablate.report.text import DOES_NOT_APPLY, NOT_MEASURED, count_of, escape, l
 from ablate.stats import finite
 
 if TYPE_CHECKING:
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 PLOTS = "plots"
@@ -52,9 +52,12 @@ class Tried:
     @cached_property
     def losses(self) -> list[float]:
         """Of the trials that ended, infinite where one diverged."""
-        found = {"ok": lambda row: finite(row.get("val_loss")), "diverged": lambda row: math.inf}
-        known = [found[str(row["status"])](row) for row in self.rows if row["status"] in found]
-        return [loss for loss in known if loss is not None]
+        ended = [math.inf if row["status"] == "diverged" else finite(row.get("val_loss")) for row in self._ended]
+        return [loss for loss in ended if loss is not None]
+
+    @property
+    def _ended(self) -> list[Row]:
+        return [row for row in self.rows if row["status"] in ("ok", "diverged")]
 
     @property
     def loss(self) -> float | None:
@@ -262,8 +265,8 @@ def _choice(each: Searched, paths: Sequence[str], numeric: Sequence[str]) -> lis
 
 
 def _flops(rows: Sequence[Row]) -> float:
-    known = ((finite(row.get("flops_per_token")), row.get("tokens")) for row in rows)
-    return sum(3 * price * tokens for price, tokens in known if price is not None and tokens is not None)
+    known = ((finite(row.get("flops_per_token")), finite(row.get("tokens"))) for row in rows)
+    return sum((3 * price * tokens for price, tokens in known if price is not None and tokens is not None), 0.0)
 
 
 def _has_sensitivity(evidence: Evidence, path: str) -> bool:
@@ -329,13 +332,14 @@ def _draw(
         look, (xs, ys) = looks[name], zip(*each, strict=True)
         style: dict[str, Any] = {"color": look.colour, "zorder": look.order}
         axes.plot(xs, ys, line, marker=look.marker, markersize=4, linewidth=1.4, **style)
-        if (best := chosen.get(name)) in xs and look.named:
+        best = chosen.get(name)
+        if best is not None and best in xs and look.named:
             ring: dict[str, Any] = {"markersize": 11, "markerfacecolor": "none", "linestyle": ""}
             axes.plot([best], [dict(each)[best]], marker="o", **ring, **style)
     everywhere = [x for each in points.values() for x, _ in each]
     if min(everywhere) > 0 and max(everywhere) > WIDE_RANGE * min(everywhere):
         axes.set_xscale("log")
-        _decimal_ticks(axes.xaxis)
+        _ticks(axes.xaxis)
     heights = [y for each in points.values() for _, y in each]
     top = min(max(heights), max(ceiling, min(heights)))  # a loss far above that of knowing nothing would flatten all
     margin = 0.05 * (top - min(heights)) or 0.05
@@ -344,3 +348,12 @@ def _draw(
     axes.set_ylabel("loss at tuning ↓ (nats/token)")
     _legend(figure, {name: looks[name] for name in points}, line="-" if line else "")
     return figure
+
+
+def _ticks(axis: Axis) -> None:
+    """Numbers as the file has them, `0.003`: a learning rate of 3 m would be read as metres."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=(1, 3), numticks=8))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
