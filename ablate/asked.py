@@ -94,8 +94,8 @@ def report(results: Results, reports: Path) -> Path:
     """Write the report from what is stored. Returns the path of `report.md`."""
     from ablate.report import write_report
 
-    mirrored = Store(results.folder).mlflow()
-    links = comparison_links(LOCAL_URL, mirrored) if mirrored else {}
+    mirrored = Store(results.folder).compared()
+    links = comparison_links(LOCAL_URL, mirrored) if mirrored and mirrored["runs"] else {}
     return write_report(results, folder_of(reports, results.folder.resolve().name, "plots"), links)
 
 

@@ -210,7 +210,8 @@ def run(**options: Any) -> int:
     console = Console(highlight=False)
     ran = sweep.run(asked.Wanted(**{**options, "sets": tuple(options["sets"])}), console)
     outcomes = ", ".join(f"{number} {word}" for word, number in sorted(ran.outcomes.items()))
-    echo(f"{outcomes}; report: {ran.report or 'not written'}")
+    tried = ", ".join(f"{number} {word}" for word, number in sorted(ran.tuning.items()))
+    echo(f"{f'tuning: {tried}; ' if tried else ''}{outcomes}; report: {ran.report or 'not written'}")
     _print_claims([each.document() for each in ran.claims])
     if ran.lost:
         lines = "".join(f"{each}\n" for each in ran.lost)
@@ -263,6 +264,8 @@ def _print_plan(facts: Mapping[str, Any]) -> None:
     if facts["design"] and "aliases" in facts["design"]:
         for line in in_words(facts["design"]):
             echo(line)
+    if tuning := facts.get("tuning"):
+        _print_tuning(tuning, len(facts["variants"]))
     if any(value for name, value in facts["profile"].items() if name != "rounds"):
         echo(f"profile: {_in_words(facts['profile'])}")
     for name in facts["plug_ins"]:
@@ -292,6 +295,32 @@ def _print_plan(facts: Mapping[str, Any]) -> None:
     for each in facts["invalid"]:
         echo(f"invalid: {each['variant']}: {each['reason']}")
     _print_claims(facts["claims"])
+
+
+def _print_tuning(facts: Mapping[str, Any], n_variants: int) -> None:
+    """What is searched, with how many trials, and what was chosen."""
+    from ablate.asked import many
+
+    what = "; ".join(f"{path} {_listed(values)}" for path, values in facts["settings"].items())
+    each, most, n_seeds = facts["points_each"], facts["most_points_each"], len(facts["seeds"])
+    seeds = f"seeds {', '.join(map(str, facts['seeds'][:6]))}{', …' * (n_seeds > 6)}"
+    grows = f", and where the best lies at an edge up to {(most - each) * n_seeds * n_variants} more" * (most > each)
+    done = facts["trials"] - facts["left"]
+    tokens = "" if facts["tokens"] is None else f", {facts['tokens']:,} tokens"
+    echo(f"tuning ({facts['sampler']}): {what}; {seeds}, none of the experiment's own; on the training split alone")
+    echo(
+        f"tuning trials: {many(n_variants, 'variant')} x {many(each, 'point')} x {many(n_seeds, 'seed')} = "
+        f"{facts['trials']}{tokens}; {done} of them stored{grows}"
+    )
+    for name, point in facts["chosen"].items():
+        edge = " (at the edge of what was tried)" if facts["at_edge"][name] else ""
+        echo(f"chosen for {name}: {_in_words(point)}{edge}")
+
+
+def _listed(values: Any) -> str:
+    if isinstance(values, Mapping):
+        return f"{values['low']:g} to {values['high']:g}{' (logarithmic)' * values['log']}"
+    return ", ".join(map(str, values))
 
 
 def _in_words(settings: Mapping[str, Any]) -> str:
@@ -422,7 +451,7 @@ def list_(slot: str | None, as_json: bool) -> int:
 @JSON
 @command
 def describe(target: str, variant: str | None, plot: Path | None, sets: tuple[str, ...], as_json: bool) -> int:
-    """Describe a choice (attention/gqa), a preset (preset/llama-7b), a section (train, profile), or FILE's variants."""
+    """Describe a choice (attention/gqa), a preset (preset/llama-7b), a section (train, tune), or FILE's variants."""
     from ablate import asked, describing
 
     if plot is not None:
@@ -493,6 +522,10 @@ def status(as_json: bool, **options: Any) -> int:
         return 0
     outcomes = ", ".join(f"{number} {word}" for word, number in sorted(facts["outcomes"].items())) or "none stored"
     profiled = f" ({facts['only_profiled']} only profiled)" if facts["only_profiled"] else ""
+    if tuning := facts.get("tuning"):
+        tried = ", ".join(f"{number} {word}" for word, number in sorted(tuning["outcomes"].items())) or "none stored"
+        over = "over" if tuning["is_over"] else f"{tuning['left']} left, as far as is known by now"
+        echo(f"{facts['name']}: tuning: {tuning['trials']} trials: {tried}; {over}")
     echo(f"{facts['name']}: {facts['planned']} trials: {outcomes}{profiled}; {facts['left']} left")
     if facts["rounds_left"]:
         echo(f"rounds of timing: {facts['rounds_left']} left")

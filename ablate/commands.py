@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ablate.machine import Resources
     from ablate.plan import VariantPlan
     from ablate.tracking import SyncResult
+    from ablate.tuning import Tuning
+    from ablate.variant import Trial
 
 
 @aside()
@@ -28,16 +30,21 @@ def plan_facts(wanted: Wanted) -> dict[str, Any]:
     """What `plan --json` gives."""
     from ablate import plan
     from ablate.tasks import tasks
+    from ablate.tuning import tuning
 
     experiment = read(wanted)
     plans = plan.plan(experiment)
     resources = resources_for(wanted, plans)
-    trials, store = experiment.trials(resources.device, resources.threads), Store(wanted.results / experiment.name)
+    store = Store(wanted.results / experiment.name)
+    search = tuning(experiment, store, resources.device, resources.threads)
+    trials = _trials(experiment, search, resources)
     unfinished = tasks(trials, store, retry_failed=True)
+    tuned = {} if search is None else {"tuning": search.facts()}
     return {
+        **tuned,
         "name": experiment.name,
         "question": experiment.question,
-        "counts": experiment.counts,
+        "counts": experiment.counts | {"tuning_trials": search.facts()["trials"]} if search else experiment.counts,
         "design": experiment.design_facts(),
         "match": experiment.match,
         "seeds": experiment.seeds,
@@ -61,26 +68,32 @@ def status(wanted: Wanted) -> dict[str, Any]:
     from ablate import plan
     from ablate.runner import running_now
     from ablate.tasks import tasks
+    from ablate.tuning import FINE, tuning
 
     experiment = read(wanted)
     plans = plan.plan(experiment, timed=False)
     resources = resources_for(wanted, plans)
-    trials = experiment.trials(resources.device, resources.threads)
     store = Store(wanted.results / experiment.name)
+    search = tuning(experiment, store, resources.device, resources.threads)
+    trials, to_come = _trials(experiment, search, resources), 0
+    if search and not search.is_over:
+        to_come = experiment.counts["trials"]
+    tried = [row for trial in (search.trials if search else []) if (row := store.trial(trial.trial_id))]
     rows = [row for trial in trials if (row := store.trial(trial.trial_id))]
     outcomes = Counter(row["status"] for row in rows)
     return {
         "name": experiment.name,
-        "planned": len(trials),
+        **({} if search is None else {"tuning": search.facts()}),
+        "planned": len(trials) + to_come,
         "outcomes": dict(outcomes),
         "running": running_now(store),
         "only_profiled": sum(map(is_only_profiled, rows)),
-        "left": len(tasks(trials, store, retry_failed=False)),
-        "damaged": sum(not store.is_whole(row["trial_id"]) for row in rows),
-        "rounds_left": _rounds_left(experiment, store, resources),
+        "left": len(tasks(trials, store, retry_failed=False)) + to_come,
+        "damaged": sum(not store.is_whole(row["trial_id"]) for row in (*tried, *rows)),
+        "rounds_left": _rounds_left(search.tuned() if search else experiment, store, resources),
         "failed": [
             {key: row[key] for key in ("variant", "seed", "status", "phase", "reason", "log")}
-            for row in rows
+            for row in (*(each for each in tried if each["status"] not in FINE), *rows)
             if row["status"] != "ok"
         ],
         "claims": _claims(experiment, plans, resources, store),
@@ -101,6 +114,14 @@ def _claims(
         document["timing"] = timed.document()
     results = store.load(document) if is_store(store.folder) else nothing_stored(document)
     return [each.document() for each in judged(results)]
+
+
+def _trials(experiment: Experiment, search: Tuning | None, resources: Resources) -> list[Trial]:
+    """Those that the variants are compared by; none as long as tuning has not said which they are."""
+    if search is not None:
+        experiment = search.tuned()
+    is_known = search is None or search.is_over
+    return experiment.trials(resources.device, resources.threads) if is_known else []
 
 
 def _rounds_left(experiment: Experiment, store: Store, resources: Resources) -> int:

@@ -20,9 +20,15 @@ if TYPE_CHECKING:
 def describe_choice(word: str) -> dict[str, Any]:
     """Settings and source of a choice, given as `slot/name` or as a name; also of a file's section. Raises `Faults`."""
     from ablate import registry
+    from ablate.search import TuneSettings
     from ablate.settings import MatchSettings, ProfileSettings, TrainSettings
 
-    sections: dict[str, type[Settings]] = {"train": TrainSettings, "profile": ProfileSettings, "match": MatchSettings}
+    sections: dict[str, type[Settings]] = {
+        "train": TrainSettings,
+        "profile": ProfileSettings,
+        "match": MatchSettings,
+        "tune": TuneSettings,
+    }
     if section := sections.get(word):
         text = inspect.cleandoc(section.__doc__ or "")
         facts = {"slot": "section", "name": word, "summary": text.partition("\n")[0], "text": text}
@@ -68,7 +74,7 @@ def _slot_and_name(word: str) -> tuple[str, str]:
     if found := [each for each in known if each[1] == word]:
         return found[0]
     names = [*(f"{slot}/{name}" for slot, name in known), *(name for _, name in known)]
-    names += [*(f"preset/{name}" for name in catalogue.names(catalogue.PRESETS)), "train", "profile", "match"]
+    names += [*(f"preset/{name}" for name in catalogue.names(catalogue.PRESETS)), "train", "profile", "match", "tune"]
     raise Faults([unknown(word, names, "choice", ())])
 
 

@@ -30,6 +30,8 @@ _VARIANT = {
     "kv_cache_bytes_by_devices": {re.compile("[0-9]+"): _NUMBER},
     "notes": [str],
 }
+_POINT = {"point": dict, "is_added": bool, "trials": {_SEED: TRIAL_ID}}
+_TUNED = {"points": [_POINT], "chosen": (int, type(None)), "edges": [str]}
 EXPERIMENT = {
     "name": _TEXT,
     "question": _TEXT,
@@ -39,6 +41,14 @@ EXPERIMENT = {
     "machine": {"workers": _NUMBER, "memory_bytes": _NUMBER},
     "data": {"train_tokens": _NUMBER, "validation_tokens": _NUMBER},
     "train": dict,
+    "tuning": {
+        "settings": dict,
+        "sampler": str,
+        "seeds": list,
+        "is_over": bool,
+        "data": dict,
+        "variants": {_NAME: _TUNED},
+    },
     "timing": {"timing_id": TRIAL_ID, "members": {TRIAL_ID: str}},
     "variants": [_VARIANT],
     "invalid": [{"variant": str, "reason": str}],

@@ -18,9 +18,6 @@ from ablate.settings import OF_NO_NUMBER, VariantSettings, resolved, typed
 from ablate.sizes import grown, sized
 from ablate.variant import BASELINE, Invalid, Variant, canonical_json, differences, foreign_names
 
-LATER = ("tune",)
-"""Keys of the file that are not built yet."""
-
 _MOST_SEEDS = 1000
 T = TypeVar("T")
 
@@ -82,6 +79,7 @@ class ExperimentFile(Settings):
         [], max_length=1000, description="sentences that the results are judged by"
     )
     match: Any = Field(None, description="the budget that every variant is brought to, and by which setting")
+    tune: dict[str, Any] = Field({}, description="settings of the recipe to search for each variant")
 
 
 @dataclass(frozen=True)
@@ -99,9 +97,6 @@ class Expanded:
 
 def expand(found: Document, max_trials: int) -> Expanded:
     """Check a file and expand it. Raises `Faults`."""
-    for key in LATER:
-        if key in found.data:
-            raise _refusal((key,), f"'{key}' is not built yet", "leave it out")
     raw = {**found.data, "name": document.experiment_name(found)}
     file = validated(ExperimentFile, raw)
     _check_names(file)
@@ -435,7 +430,7 @@ def variant_of(
     written = settings.model_dump(mode="json")
     given = settings.model_dump(mode="json", exclude_defaults=True)
     changes = dict(differences(baseline, written, given))
-    return Variant(name, whole(settings, corpus), corpus, changes, tree)
+    return Variant(name, whole(settings, corpus), corpus, changes, tree, recipe=settings.train)
 
 
 def answered(plain: Mapping[str, Any], ask: Callable[[], T]) -> T:

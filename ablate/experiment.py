@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path as File
 from typing import Any
 
-from ablate import document, match
+from ablate import document, match, search
 from ablate.choice import Faults, unknown
 from ablate.claims import Claim, named
 from ablate.data import Corpus
 from ablate.design import Design
 from ablate.document import Document, FileFaults, Mark, printable, told
-from ablate.expansion import LATER, Expanded, ExperimentFile, expand
+from ablate.expansion import Expanded, ExperimentFile, expand
+from ablate.search import Search
 from ablate.settings import BUDGETS
 from ablate.variant import BASELINE, Invalid, Trial, Variant, foreign_names, trials_of
 
@@ -36,6 +37,7 @@ class Experiment:
     claims: list[Claim] = field(default_factory=list)
     match: list[dict[str, Any]] = field(default_factory=list)
     """The budgets that variants were brought to, as `experiment.json` has them."""
+    search: Search | None = None
 
     @classmethod
     def from_file(cls, path: str | File, sets: Sequence[str] = (), max_trials: int = 1000) -> Experiment:
@@ -46,7 +48,9 @@ class Experiment:
     def of(cls, found: Document, max_trials: int = 1000) -> Experiment:
         """Check and expand what a file says. Raises `FileFaults`."""
         try:
-            return match.matched(cls._of(found, expand(found, max_trials)), max_trials)
+            expanded = expand(found, max_trials)
+            whole = match.matched(cls._of(found, expanded), max_trials)
+            return replace(whole, search=_search(whole, expanded.file, max_trials))
         except Faults as faults:
             raise told(found, faults) from None
 
@@ -120,6 +124,16 @@ class Experiment:
         return [trial for one_seed in zip(*by_variant, strict=True) for trial in one_seed]
 
 
+def _search(whole: Experiment, file: ExperimentFile, max_trials: int) -> Search | None:
+    """What the file says of tuning, held against all that is tuned."""
+    if search.TUNE not in file.model_fields_set:
+        return None
+    try:
+        return search.read(file.tune, whole.variants, file.seeds, file.vary, max_trials)
+    except Faults as faults:
+        raise Faults(fault.below((search.TUNE,)) for fault in faults.faults) from None
+
+
 def read(path: str | File, sets: Sequence[str] = ()) -> Document:
     """A file with the `key=value` settings of a command line in it, as it is written. Raises `FileFaults`."""
     found = document.read(path)
@@ -164,7 +178,7 @@ def _set(found: Document, change: str) -> None:
 
 def _place_of_key(path: tuple[str, ...]) -> tuple[str, ...]:
     """Where a dotted key of the command line stands in a file: a bare setting in the baseline; changes stay dotted."""
-    if path[0] not in ExperimentFile.model_fields and path[0] not in LATER:
+    if path[0] not in ExperimentFile.model_fields:
         path = (BASELINE, *path)
-    depth = {BASELINE: 1, "vary": 1, "variants": 2}.get(path[0], len(path))
+    depth = {BASELINE: 1, "vary": 1, search.TUNE: 1, "variants": 2}.get(path[0], len(path))
     return (*path[:depth], ".".join(path[depth:])) if len(path) > depth else path

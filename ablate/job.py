@@ -25,6 +25,8 @@ class Job:
     that is available. `corpus_sha256` and `sources` (by file) are the hashes of what it was planned with, where it is
     to be held to that.
 
+    One `for_tuning` is trained, and evaluated, on the training split alone.
+
     In the folder `checkpoints`, which has the trial's id for its name, stands what it goes on from; where that is ""
     none are kept. It is the `attempt` of that number, and what one before `first_attempt` has left does not count.
     """
@@ -43,6 +45,7 @@ class Job:
     checkpoints: str = ""
     attempt: int = 1
     first_attempt: int = 1
+    for_tuning: bool = False
 
     @property
     def limit(self) -> float | None:

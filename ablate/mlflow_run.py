@@ -149,6 +149,7 @@ def _tags(row: Mapping[str, Any], variant: Mapping[str, Any]) -> dict[str, str]:
         "ablate.variant": variant["name"],
         "ablate.seed": row["seed"],
         "ablate.baseline": bool(variant.get("is_baseline")),
+        "ablate.tuning": row["is_for_tuning"] or None,
         "ablate.attempt": row["attempts"],
         "ablate.outcome": row["status"],
         "ablate.phase": row["phase"],

@@ -72,7 +72,7 @@ def _mirrored(results_root: Path, experiments: Sequence[str] | None) -> dict[str
     found = {
         folder.name: document
         for folder in folders
-        if (experiments is None or folder.name in experiments) and (document := Store(folder).mlflow())
+        if (experiments is None or folder.name in experiments) and (document := Store(folder).compared())
     }
     if not found:
         raise TrackingError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from ablate import search
 from ablate.batches import check_corpus
 from ablate.budget import PASSES
 from ablate.choice import Faults, SettingsError
@@ -161,6 +162,7 @@ def _faults(experiment: Experiment, variant: Variant, fatal: str | None) -> Iter
     if (threads := variant.settings.train.threads or 1) > (most := available_threads()):
         message = f"train.threads {threads} is more than the {most} that this process may use"
         yield SettingsError(("train", "threads"), message, f"leave it out, or give at most {most}")
+    yield from _tuning_faults(experiment, variant)
     if fatal:
         yield _unbuildable(variant, fatal)
         return
@@ -176,6 +178,17 @@ def _faults(experiment: Experiment, variant: Variant, fatal: str | None) -> Iter
     if promised != has:
         message = f"variant {variant.name} promises {promised:,} parameters, has {has:,} (each different layer once)"
         yield SettingsError(("variants", variant.name), message, "the fault is in params() of one of its choices")
+
+
+def _tuning_faults(experiment: Experiment, variant: Variant) -> Iterator[SettingsError]:
+    """Where the training split alone, of which tuning holds out a part as well, is too short at some point."""
+    for point in experiment.search.first if experiment.search else []:
+        tried = search.for_tuning(variant, point)
+        try:
+            check_corpus(tried.corpus, tried.settings.train)
+        except SettingsError as fault:
+            message = f"tuning, which holds out a part of the training split as well: {fault.message}"
+            yield SettingsError((search.TUNE,), message, fault.cure)
 
 
 def _unbuildable(variant: Variant, why: str) -> SettingsError:

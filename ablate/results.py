@@ -123,6 +123,35 @@ def _as_named_now(trials: pd.DataFrame, experiment: Mapping[str, Any]) -> pd.Dat
     return named.iloc[order].reset_index(drop=True)
 
 
+def tuning_places(experiment: Mapping[str, Any]) -> dict[str, tuple[int, int, int]]:
+    """tuning trial id -> (its variant's place among those that are tuned, its point's place, seed)."""
+    variants = (experiment.get("tuning") or {}).get("variants", {})
+    return {
+        trial_id: (place, number, int(seed))
+        for place, each in enumerate(variants.values())
+        for number, point in enumerate(each.get("points", []))
+        for seed, trial_id in point.get("trials", {}).items()
+    }
+
+
+def _tuning_of(trials: pd.DataFrame, experiment: Mapping[str, Any]) -> pd.DataFrame:
+    """The rows of the search of the present experiment, in its order, with the point that each was tried at."""
+    place = tuning_places(experiment)
+    named = trials[trials["trial_id"].isin(list(place))]
+    named = named.iloc[sorted(range(len(named)), key=lambda row: place[named["trial_id"].iloc[row]])]
+    tuning = experiment.get("tuning") or {}
+    names, searched = list(tuning.get("variants", {})), list(tuning.get("variants", {}).values())
+    where = [place[trial_id] for trial_id in named["trial_id"]]
+    points = [searched[variant]["points"][point] for variant, point, _ in where]
+    columns: dict[str, list[Any]] = {
+        "variant": [names[variant] for variant, _, _ in where],
+        "is_added": [point.get("is_added", False) for point in points],
+        "is_chosen": [searched[variant].get("chosen") == point for variant, point, _ in where],
+        **{path: [point["point"].get(path) for point in points] for path in tuning.get("settings", {})},
+    }
+    return named.reset_index(drop=True).assign(**{name: pd.Series(values) for name, values in columns.items()})
+
+
 def _of_trials(frame: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["trial_id"].isin(trials["trial_id"])].reset_index(drop=True)
 
@@ -151,6 +180,9 @@ class Results:
     profiles: pd.DataFrame
     skipped: list[str] = field(default_factory=list)
     repeats: pd.DataFrame = field(default_factory=lambda: frame_of("repeats", []))
+    tuning: pd.DataFrame = field(default_factory=lambda: frame_of("trials", []))
+    """The trials that settings were chosen by, none of which is among `trials`: in columns more the point of each, as
+    `train.lr`, whether the grid had to grow for it (`is_added`), and whether it is what was chosen (`is_chosen`)."""
 
 
 def nothing_stored(experiment: Mapping[str, Any]) -> Results:
@@ -320,12 +352,17 @@ class Store:
             noted = read_json(self.folder / "mlflow.json", MLFLOW, {"": ["experiment_id", "runs"]})
         except (OSError, TypeError, ValueError):
             return None
-        present = self.present()
+        present = self.mirrored()
         by_trial = {name: noted[name] for name in ("runs", "attempts") if name in noted}
         return noted | {
             name: {key: value for key, value in each.items() if present is None or key in present}
             for name, each in by_trial.items()
         }
+
+    def compared(self) -> dict[str, Any] | None:
+        """The same with the runs alone that are compared, which those of tuning are not."""
+        noted, tried = self.mlflow(), tuning_places(self.experiment()) if self.present() is not None else {}
+        return noted and noted | {"runs": {key: run for key, run in noted["runs"].items() if key not in tried}}
 
     def present(self) -> Mapping[str, tuple[int, int, Mapping[str, Any]]] | None:
         """The `places` of the present experiment's trials; None where no experiment.json says which they are."""
@@ -333,6 +370,14 @@ class Store:
             return places(self.experiment())
         except ResultsError:
             return None
+
+    def mirrored(self) -> list[str] | None:
+        """The ids of the present experiment's trials, those of its tuning among them; None where nothing says it."""
+        try:
+            experiment = self.experiment()
+        except ResultsError:
+            return None
+        return [*places(experiment), *tuning_places(experiment)]
 
     def load(self, experiment: Mapping[str, Any] | None = None) -> Results:
         """All that is readable, at any moment, also while trials are being written: of the experiment as it is stored,
@@ -348,6 +393,8 @@ class Store:
                 looks[kind], strange = of_rows(found, rows)
                 skipped += [f"{kind}/{each}" for each in strange]
         trials, curves, profiles, repeats = (_frame(kind, found, rows) for kind, found in looks.items())
+        tuning = _tuning_of(trials, document)
+        trials = trials[~trials["is_for_tuning"].fillna(False).astype(bool)]
         if document:
             trials = _as_named_now(trials, document)
         else:
@@ -360,6 +407,7 @@ class Store:
             profiles=_of_trials(profiles, trials),
             skipped=skipped,
             repeats=_rounds_of(repeats, document),
+            tuning=tuning,
         )
 
     def _experiment_if_readable(self, skipped: list[str]) -> dict[str, Any]:

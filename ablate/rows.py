@@ -57,6 +57,7 @@ class Rows:
             "profile_id": profile_id,
             "seed": trial.seed,
             "is_baseline": trial.variant.is_baseline,
+            "is_for_tuning": trial.variant.is_for_tuning,
             "config": json.dumps(settings.model_dump(mode="json"), allow_nan=False),
             "changes": json.dumps(trial.variant.changes, allow_nan=False),
             "attempts": task.attempt,

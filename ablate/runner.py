@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from multiprocessing.connection import wait
@@ -28,7 +29,7 @@ from ablate.rounds import Contrast
 from ablate.rows import Rows
 from ablate.tables import Columns, ResultsError
 from ablate.tasks import Task, is_final, tasks
-from ablate.variant import Trial
+from ablate.variant import Trial, Variant, canonical_json
 
 _log = logging.getLogger(__name__)
 
@@ -57,9 +58,19 @@ class Watcher(rounds.Watcher, Protocol):
     def elsewhere(self, label: str, status: str, note: str) -> None: ...  # noqa: D102
 
 
+@dataclass
+class Seen:
+    """What one command does, or says, once, however many runs it is made of: models that `passed` their gates, and
+    whether it is told what cannot be measured here.
+    """
+
+    passed: set[str] = field(default_factory=set)
+    is_told: bool = False
+
+
 class Run:
     """Carries out tasks, a few at a time, and stores each as it ends. Other runs may do the same in the same folder:
-    each does and stores only what it holds the lease on.
+    each does and stores only what it holds the lease on. Outcomes that are `fine` are no failures.
     """
 
     def __init__(
@@ -75,10 +86,13 @@ class Run:
         retry_failed: bool = False,
         repeated: bool = True,
         only: str | None = None,
+        fine: Sequence[str] = ("ok",),
+        seen: Seen | None = None,
     ) -> None:
         self.experiment, self.store, self.resources, self.watcher = experiment, store, resources, watcher
         self.fail_fast, self.retry_failed, self.failed = fail_fast, retry_failed, False
-        self.repeated, self.only = repeated, only
+        self.repeated, self.only, self.fine = repeated, only, fine
+        self.seen = seen or Seen()
         self.plans = {plan.variant.name: plan for plan in plans}
         self.rows = Rows(experiment, self.plans, store, resources)
         self.keeper = Keeper(store.folder)
@@ -142,6 +156,7 @@ class Run:
                 new[task.trial.variant.name].append(task)
         logs = {name: self.store.log_path(tasks[0].trial.trial_id) for name, tasks in new.items()}
         variants = [tasks[0].trial.variant for tasks in new.values()]
+        variants = [variant for variant in variants if _model(variant) not in self.seen.passed]
         refused: set[str] = set()
 
         def stopped() -> bool:
@@ -159,6 +174,8 @@ class Run:
                 for task in new[checked.variant.name]:
                     self.refused[task.trial.trial_id] = (checked, fault)
                     self._begin(task)
+            else:
+                self.seen.passed.add(_model(checked.variant))
         if refused and self.fail_fast:
             return []
         return [task for task in queue if not (task.is_new and task.trial.variant.name in refused)]
@@ -176,7 +193,8 @@ class Run:
             lacking |= calibration.lacking(known) if why is None else dict.fromkeys(calibration.HELD_AGAINST, why)
         if queue and self.resources.workers > 1:
             lacking["energy_joules_per_token"] = "trials that run at once share it: --workers 1"
-        if lacking:
+        if lacking and not self.seen.is_told:
+            self.seen.is_told = True
             told = "; ".join(f"{column} ({why})" for column, why in sorted(lacking.items()))
             _log.warning("not measured here: %s", told)
 
@@ -339,7 +357,7 @@ class Run:
         is_new = stored is not None and (before is None or stored["attempts"] != before["attempts"])
         found = tasks([task.trial], self.store, retry_failed=self.retry_failed and not is_new, only=self.only)
         if not found and stored:
-            self.failed |= stored["status"] != "ok"
+            self.failed |= stored["status"] not in self.fine
             self.watcher.elsewhere(_label(task.trial), stored["status"], _note(stored))
         return found[0] if found else None
 
@@ -362,6 +380,7 @@ class Run:
             checkpoints=str(self.store.checkpoints_path(trial.trial_id)) if "train" in task.phases else "",
             attempt=task.attempt,
             first_attempt=task.first_attempt,
+            for_tuning=trial.variant.is_for_tuning,
         )
         self.watcher.start(trial.trial_id, _label(trial), settings.train.planned_steps)
         with child.environment(job.threads):
@@ -395,7 +414,7 @@ class Run:
             if ended or (late := running.too_late()) or self.held[trial_id].lost:
                 if not ended:
                     running.stop(("timeout", running.phase, late or "another run took it over"))
-                failed |= self._finish(trial_id) not in ("ok", _LOST)
+                failed |= self._finish(trial_id) not in (*self.fine, _LOST)
         return failed
 
     def _pass_on(self, trial_id: str, running: Child) -> None:
@@ -423,7 +442,7 @@ class Run:
             is_stored = self._store(row, self.rows.curves(task, running), self.rows.profiles(task, running, found))
             if is_stored and is_final(row) and not task.trial.variant.settings.train.keep_checkpoints:
                 self.store.drop_checkpoints(trial_id)
-        self.failed |= status != "ok"
+        self.failed |= status not in self.fine
         return status
 
     def _lose(self, task: Task) -> str:
@@ -485,6 +504,10 @@ def _meaning(store: Store) -> Any:
     except ResultsError:
         return None
     return {each: place[2]["name"] for each, place in places(document).items()}, document.get("profile")
+
+
+def _model(variant: Variant) -> str:
+    return canonical_json(variant.plain["model"])
 
 
 def _is_over(received: list[int], held: Lease) -> bool:

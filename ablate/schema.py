@@ -85,7 +85,7 @@ TRIALS = _declare(
     [
         *_fields(pa.string(), "experiment variant trial_id profile_id"),
         *_fields(pa.int64(), "seed"),
-        *_fields(pa.bool_(), "is_baseline"),
+        *_fields(pa.bool_(), "is_baseline is_for_tuning"),
         *_fields(pa.string(), "config changes status phase reason log"),
         *_fields(pa.int64(), "attempts"),
         *_fields(pa.timestamp("us", tz="UTC"), "started_at"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from ablate import document
 from ablate.asked import Wanted, check_claimed, judged, many, read, report, resources_for
 from ablate.files import FULL, check_room
 from ablate.inside import folder_of
-from ablate.results import Store, places, told
+from ablate.results import Store, places, told, tuning_places
 from ablate.schema import SCHEMAS
 from ablate.shelf import COMPACTED
 from ablate.tables import ResultsError
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ablate.report.judgement import Judgement
     from ablate.runner import Run
     from ablate.tasks import Task
+    from ablate.tuning import Tuning
     from ablate.variant import Trial
 
 _PARTS = (*SCHEMAS, "logs", "checkpoints", "leases")
@@ -39,7 +40,7 @@ _REPORT_LEASE = ".report"
 @dataclass(frozen=True)
 class Ran:
     """How a run ended: outcomes counted, what was there before, where the report is, the exit status, what could not be
-    stored, with the reasons, and what became of the claims.
+    stored, with the reasons, what became of the claims, and the outcomes of tuning.
     """
 
     outcomes: Counter[str]
@@ -49,6 +50,7 @@ class Ran:
     status: int
     lost: tuple[str, ...] = ()
     claims: tuple[Judgement, ...] = ()
+    tuning: Counter[str] = field(default_factory=Counter)
 
 
 def run(wanted: Wanted, console: Console) -> Ran:
@@ -64,10 +66,22 @@ def run(wanted: Wanted, console: Console) -> Ran:
     plans = plan.plan(experiment, timed=False)
     resources = resources_for(wanted, plans)
     plan.check_device(experiment, resources.device)
+    _check_chosen(wanted, experiment, resources)
     _check_writable(wanted, experiment.name)
     with signals() as received:
         ran = _Sweep(wanted, experiment, plans, resources, received).run(console)
     return replace(ran, status=128 + received[0]) if received else ran
+
+
+def _check_chosen(wanted: Wanted, experiment: Experiment, resources: Resources) -> None:
+    """A profile alone is of the trials that tuning leads to."""
+    from ablate.tuning import tuning
+
+    store = Store(wanted.results / experiment.name)
+    search = tuning(experiment, store, resources.device, resources.threads) if wanted.only == "profile" else None
+    if search and not search.is_over:
+        message = f"{wanted.file}: tuning is not over, so that it is not known which trials are to be profiled"
+        raise document.FileFaults([f"{message}\n  run it with --only train first, or without --only"])
 
 
 class _Sweep:
@@ -82,6 +96,7 @@ class _Sweep:
         received: list[int],
     ) -> None:
         from ablate.lease import Leases
+        from ablate.runner import Seen
 
         self.wanted, self.experiment, self.plans, self.resources = wanted, experiment, plans, resources
         self.received = received
@@ -90,63 +105,160 @@ class _Sweep:
         self.leases = Leases(self.store.folder / "leases")
         self.mirror: Mirror | None = None
         self.claims: tuple[Judgement, ...] = ()
+        self.lost: list[str] = []
+        self.seen = Seen()
+        self.names = _names_of_trials(self.store)
 
     def run(self, console: Console) -> Ran:
-        from ablate.progress import Progress
-
-        names, queue = _names_of_trials(self.store), self._queue()
-        progress = Progress(console, len(queue))
-        running = self._begin(progress)
-        rounds_left = len(running.rounds_left())
-        opening = _opening(self.experiment, len(queue), _statuses(self.store, self.trials), rounds_left)
-        for line in (opening, *_done_again(self.store, self.trials)):
-            console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
-        is_renamed = _names_of_trials(self.store) != names
-        self.mirror = _mirror(
-            self.wanted, self.store, lambda: bool(self.received), new=bool(queue or rounds_left), behind=is_renamed
-        )
-        with self.mirror or nullcontext():
-            with progress:
-                running.carry_out(queue, self.received)
+        with ExitStack() as held:
+            search = self._tune(console, held)
+            if search and search.is_over:
+                self._take(search)
+            if search is None or search.is_over:
+                started, is_complete = self._try(console, held, search)
+            else:
+                started, is_complete = 0, False
             written, fault = self._report()
-        lost = (*running.keeper.lost(), *fault)
-        outcomes = _outcomes(_statuses(self.store, self.trials), len(self.trials))
-        failed = set(outcomes) - {"ok"} or self.experiment.invalid or lost or running.failed_rounds()
+        return self._ran(search, started, is_complete, written, (*self.lost, *fault))
+
+    def _ran(
+        self, search: Tuning | None, started: int, is_complete: bool, written: Path | None, lost: tuple[str, ...]
+    ) -> Ran:
+        from ablate.tuning import FINE
+
+        total, tried = self.experiment.counts["trials"], search.outcomes() if search else Counter[str]()
+        is_known = search is None or search.is_over
+        outcomes = _outcomes(_statuses(self.store, self.trials) if is_known else Counter(), total)
+        failed = set(outcomes) - {"ok"} or set(tried) - set(FINE) or self.experiment.invalid or lost or not is_complete
         if self.wanted.check_claims:
             failed = failed or any(each.verdict != "supported" for each in self.claims)
-        started = len(queue)
-        return Ran(outcomes, started, len(self.trials) - started, written, 1 if failed else 0, lost, self.claims)
+        return Ran(outcomes, started, total - started, written, 1 if failed else 0, lost, self.claims, tried)
 
-    def _queue(self) -> list[Task]:
-        """What is to be done. Raises `FileFaults` where it could not be stored."""
-        from ablate.tasks import tasks, tidy
+    def _tune(self, console: Console, held: ExitStack) -> Tuning | None:
+        """Search settings for each variant, as far as that goes; None where the file asks for none.
 
-        tidy(self.trials, self.store)
-        queue = tasks(self.trials, self.store, retry_failed=self.wanted.retry_failed, only=self.wanted.only)
+        What was tried says what is to be tried next, until nothing is, or something keeps that from being done.
+        """
+        again = self.wanted.retry_failed
+        while (search := self._search()) is not None:
+            queue = search.left(retry_failed=again)
+            if not queue:
+                return search
+            self._search_on(search, queue, again, console, held)
+            again = False
+            if self._search_is_held_up(search):
+                return self._search()
+        return None
+
+    def _search(self) -> Tuning | None:
+        from ablate.tuning import tuning
+
+        return tuning(self.experiment, self.store, self.resources.device, self.resources.threads)
+
+    def _search_is_held_up(self, before: Tuning) -> bool:
+        """Whether something was to be done and is not: a signal came, the disk is full, or one failure was enough."""
+        from ablate.tuning import FINE
+
+        failed = self.wanted.fail_fast and set(before.outcomes()) - set(FINE)
+        return bool(self.received or failed or before.left(retry_failed=False))
+
+    def _search_on(self, search: Tuning, queue: list[Task], again: bool, console: Console, held: ExitStack) -> None:
+        from ablate import plan
+        from ablate.progress import Progress
+        from ablate.tuning import FINE
+
+        self._make_ready(search.trials, queue)
+        tried, progress = search.tried(), Progress(console, len(queue))
+        running = self._begin(
+            progress, search, tried, plan.plan(tried, timed=False), retry_failed=again, only="train", fine=FINE
+        )
+        self._say(console, [search.opening(len(queue)), *_done_again(self.store, search.trials)])
+        self._open_mirror(held, new=True)
+        with progress:
+            running.carry_out(queue, self.received)
+        self.lost += running.keeper.lost()
+
+    def _take(self, search: Tuning) -> None:
+        """Go on with what was chosen."""
+        from ablate import plan
+
+        self.experiment = search.tuned()
+        self.plans = plan.plan(self.experiment, timed=False)
+        self.trials = self.experiment.trials(self.resources.device, self.resources.threads)
+
+    def _try(self, console: Console, held: ExitStack, search: Tuning | None) -> tuple[int, bool]:
+        """Run the trials themselves. Returns how many were to be run, and whether nothing of the rounds failed."""
+        from ablate.progress import Progress
+        from ablate.tasks import tasks
+
+        again, only = self.wanted.retry_failed, self.wanted.only
+        queue = tasks(self.trials, self.store, retry_failed=again, only=only)
+        self._make_ready(self.trials, queue)
+        progress = Progress(console, len(queue))
+        running = self._begin(progress, search, self.experiment, self.plans, retry_failed=again, only=only)
+        rounds_left = len(running.rounds_left())
+        opening = _opening(self.experiment, len(queue), _statuses(self.store, self.trials), rounds_left)
+        said = search.choices() if search else []
+        self._say(console, [*said, opening, *_done_again(self.store, self.trials)])
+        self._open_mirror(held, new=bool(queue or rounds_left))
+        with progress:
+            running.carry_out(queue, self.received)
+        self.lost += running.keeper.lost()
+        return len(queue), not running.failed_rounds()
+
+    def _say(self, console: Console, lines: Sequence[str]) -> None:
+        for line in lines:
+            console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
+
+    def _open_mirror(self, held: ExitStack, *, new: bool) -> None:
+        if self.mirror is None:
+            behind = _names_of_trials(self.store) != self.names
+            self.mirror = _mirror(self.wanted, self.store, lambda: bool(self.received), new=new, behind=behind)
+            held.enter_context(self.mirror or nullcontext())
+
+    def _make_ready(self, trials: list[Trial], queue: list[Task]) -> None:
+        """Tidy up what older runs left. Raises `FileFaults` where what is to be done could not be stored."""
+        from ablate.tasks import tidy
+
+        tidy(trials, self.store)
         _check_places(self.store, [task.trial for task in queue])
         self.store.remove_leftovers()
         self.leases.tidy()
-        return queue
 
-    def _begin(self, progress: Progress) -> Run:
-        """Store what the experiment is now."""
+    def _begin(
+        self,
+        progress: Progress,
+        search: Tuning | None,
+        experiment: Experiment,
+        plans: list[VariantPlan],
+        *,
+        retry_failed: bool,
+        only: str | None,
+        fine: Sequence[str] = ("ok",),
+    ) -> Run:
+        """Store what the experiment is now, and get ready to carry out trials of `experiment`, which may be those of
+        its search.
+        """
         from ablate import machine, plan
         from ablate.runner import Run, present
 
         document = plan.document(self.experiment, self.plans, machine.facts(self.resources), self.wanted.command())
+        document = search.added_to(document) if search else document
         with present(self.leases, self.received):
             self.store.write_experiment(document)
             return Run(
-                self.experiment,
-                self.plans,
+                experiment,
+                plans,
                 self.store,
                 self.resources,
                 progress,
                 lambda trial_id: self.mirror.mirror(trial_id) if self.mirror else None,
                 fail_fast=self.wanted.fail_fast,
-                retry_failed=self.wanted.retry_failed,
-                repeated=self.wanted.only != "train",
-                only=self.wanted.only,
+                retry_failed=retry_failed,
+                repeated=only != "train",
+                only=only,
+                fine=fine,
+                seen=self.seen,
             )
 
     def _report(self) -> tuple[Path | None, list[str]]:
@@ -216,11 +328,13 @@ def _statuses(store: Store, trials: Sequence[Trial]) -> Counter[str]:
 
 
 def _names_of_trials(store: Store) -> dict[str, str]:
-    """What each trial id is called now."""
+    """What each trial id is called now; those of tuning have their names for good."""
     try:
-        return {trial_id: variant["name"] for trial_id, (_, _, variant) in places(store.experiment()).items()}
+        experiment = store.experiment()
     except ResultsError:
         return {}
+    named = {trial_id: variant["name"] for trial_id, (_, _, variant) in places(experiment).items()}
+    return {**dict.fromkeys(tuning_places(experiment), ""), **named}
 
 
 def _mirror(wanted: Wanted, store: Store, stopped: Callable[[], bool], *, new: bool, behind: bool) -> Mirror | None:

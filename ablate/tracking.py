@@ -130,7 +130,7 @@ class Tracker:
 
     def catch_up(self, result: SyncResult) -> None:
         """Writes every trial that MLflow lacks or has differently. Nothing changes when called again."""
-        present = self._store.present()
+        present = self._store.mirrored()
         if present is None:
             raise TrackingError("there is no readable experiment.json.", "python -m ablate run FILE writes it.")
         for trial_id in present:
@@ -217,16 +217,17 @@ class Tracker:
             return
         content = self._content(row)
         fingerprint, colour = content.fingerprint(), self._colour(trial_id)
+        current = "no" if row["is_for_tuning"] else "yes"  # what a setting was chosen by is compared with nothing
         runs = self._own_runs(f"tags.`ablate.trial_id` = '{trial_id}'")
         equal = [run for run in runs if _is_complete(run, content, fingerprint)]
         if equal:
             run_id = equal[0].info.run_id
             self._tag_run(equal[0], RUN_COLOUR_TAG, colour)
-            self._tag_run(equal[0], CURRENT_TAG, "yes")
+            self._tag_run(equal[0], CURRENT_TAG, current)
             self._tag_run(equal[0], _OWNER, self._owner)
         else:
             tags = {"ablate.trial_id": trial_id, "ablate.fingerprint": fingerprint, _OWNER: self._owner}
-            tags |= {RUN_COLOUR_TAG: colour, CURRENT_TAG: "yes"}
+            tags |= {RUN_COLOUR_TAG: colour, CURRENT_TAG: current}
             tags |= {"ablate.replaces": runs[0].info.run_id} if runs else {}
             run_id = self._write(row, content, tags)
         outcome = result.unchanged if equal else result.replaced if runs else result.written

@@ -135,6 +135,7 @@ class Trial:
         make_deterministic(self.settings.train)
         self.meter = EnergyMeter(self.device) if self.job.alone else None
         corpus = self.settings.data.corpus()
+        corpus = corpus.for_tuning() if self.job.for_tuning else corpus
         if changed := self._changed(corpus):
             return Outcome("crashed", f"{changed} changed after it was planned: run again, which plans anew")
         self.objective = objective_of(self.settings.model, corpus.vocab_size)

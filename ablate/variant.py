@@ -13,7 +13,7 @@ from typing import Any
 from ablate import grid, registry
 from ablate.choice import Path
 from ablate.data import Corpus
-from ablate.settings import ADDED, OF_NO_NUMBER, VariantSettings
+from ablate.settings import ADDED, OF_NO_NUMBER, TrainSettings, VariantSettings
 
 BASELINE = "baseline"
 
@@ -46,6 +46,8 @@ class Variant:
     """One complete, named configuration. `changes` are its differences to the baseline, by dotted path.
 
     `tree` is what the file says of it, before any default.
+    `recipe` is that of the file before defaults stand in it as values, where it comes from a file. One that
+    `is_for_tuning` is tried to choose settings, on a corpus of its own.
     """
 
     name: str
@@ -54,6 +56,8 @@ class Variant:
     changes: dict[str, Any] = field(default_factory=dict)
     tree: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     matched: Matched | None = None
+    recipe: TrainSettings | None = None
+    is_for_tuning: bool = False
 
     @property
     def is_baseline(self) -> bool:

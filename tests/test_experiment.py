@@ -83,12 +83,6 @@ def test_the_sample_of_the_design(tmp_path: Path) -> None:
     assert [variant.groups for variant in found.variants][1:3] == [["attention"], ["attention"]]
 
 
-@pytest.mark.parametrize("later", ["tune: {train.lr: [1e-3]}", "tune: {}"])
-def test_what_is_not_built_yet_is_refused(later: str, refused: Refused) -> None:
-    word = later.partition(":")[0]
-    assert refused(later) == f"tiny.yaml:5:1: '{word}' is not built yet\n  leave it out"
-
-
 # --- Combinations and counts ------------------------------------------------------------------------------------------
 
 FEED = "vary: {feed_forward: [swiglu, moe], feed_forward.n_experts: [4, 8]}"

@@ -58,6 +58,7 @@ STOREYS = [
             "budget",
             "expansion",
             "match",
+            "search",
         ),
         "experiment",
         "position_plot",
@@ -106,7 +107,7 @@ STOREYS = [
         "verify",
         "compact",
     ],
-    ["runner"],
+    ["runner", "tuning"],
     ["asked"],
     ["sweep", "describing", "commands"],
     ["cli", "__main__"],
@@ -254,6 +255,7 @@ LATE = {
     "matplotlib": lambda file: True,
     "scipy": lambda file: True,
     "pynvml": lambda file: True,
+    "optuna": lambda file: True,
 }
 LIGHT = (
     *(

@@ -35,6 +35,22 @@ class Corpus:
         self.train.setflags(write=False)
         self.validation.setflags(write=False)
 
+    def for_tuning(self) -> Corpus:
+        """What settings are chosen on: the training split alone, whose last tokens are held out in place of the
+        validation split, as many as that has, but at most a fifth. No final number is of what a setting was chosen on.
+        """
+        held_out = min(len(self.validation), len(self.train) // 5)
+        cut = len(self.train) - held_out
+        origin = json.dumps({"for_tuning": self.sha256, "held_out": held_out}, sort_keys=True)
+        return Corpus(
+            train=self.train[:cut],
+            validation=self.train[cut:],
+            vocab_size=self.vocab_size,
+            sha256=hashlib.sha256(origin.encode()).hexdigest(),
+            bytes_per_token=None,
+            description=f"for tuning, of the training split alone the last {held_out:,} tokens held out",
+        )
+
 
 class DataChoice(Choice):
     """Settings of one source of tokens."""

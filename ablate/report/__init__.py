@@ -12,7 +12,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ablate.files import write_bytes
-from ablate.report import appendix, budgets, claims, conditions, contrasts, document, effects, page, scaling, timing
+from ablate.report import (
+    appendix,
+    budgets,
+    claims,
+    conditions,
+    contrasts,
+    document,
+    effects,
+    page,
+    scaling,
+    timing,
+    tuning,
+)
 from ablate.report import summary as first_page
 from ablate.report.comparison import COSTS, Comparison, comparisons, footnotes, tables_of
 from ablate.report.drawing import Plot, can_draw
@@ -63,6 +75,7 @@ def _document(evidence: Evidence, links: Mapping[str, str]) -> tuple[list[str], 
         effects.section(evidence),
         budgets.section(evidence),
         timing.section(evidence),
+        tuning.section(evidence, files),
         *map(_comparison, comparisons(evidence)),
         scaling.section(evidence),
         appendix.profiles(evidence),

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ablate.interleaved import Rounds
 from ablate.metrics import METRICS, TIMED, Timing
-from ablate.report import executed
+from ablate.report import executed, tuning
 from ablate.report.comparison import LOSS
 from ablate.report.evidence import (
     ONLY_PROFILED,
@@ -72,7 +72,10 @@ def _facts(evidence: Evidence) -> Iterator[tuple[str, str]]:
     yield "Trials", _outcomes(evidence)
     yield "Plan", _plan(document.get("counts") or {})
     yield "Seeds", ", ".join(escape(seed) for seed in document.get("seeds") or [])
-    yield "Recipe", _settings(document.get("train") or {})
+    tuned = tuning.settings(evidence)
+    train = {key: value for key, value in (document.get("train") or {}).items() if f"train.{key}" not in tuned}
+    yield "Recipe", _settings(train)
+    yield "Tuned for each variant", list_of(tuned)
     yield "Data", _data(document.get("data") or {})
     yield "Machine", _machine(document.get("machine") or {}, evidence)
     yield "Software", _software(evidence)
@@ -81,6 +84,9 @@ def _facts(evidence: Evidence) -> Iterator[tuple[str, str]]:
 
 
 def _outcomes(evidence: Evidence) -> str:
+    if tuning.is_under_way(evidence):
+        to_come = (evidence.experiment.get("counts") or {}).get("trials") or 0
+        return f"{count_of(to_come, 'trial')} to come when tuning is over"
     counts = sorted(evidence.outcomes.items(), key=lambda item: (item[0] != "ok", item[0]))
     listed = ", ".join(f"{number:,} {escape(word)}" for word, number in counts)
     refused = len(evidence.experiment.get("invalid") or [])
@@ -175,6 +181,7 @@ def _cautions(evidence: Evidence) -> Iterator[str]:
     yield from _single_seed(evidence)
     if not without_training(evidence.variants):
         yield from _shared_recipe(evidence)
+    yield from tuning.cautions(evidence)
     yield from _many_comparisons(evidence)
     yield from _corpus_passes(evidence)
     yield from _unlike_company(evidence)
@@ -212,6 +219,8 @@ def _single_seed(evidence: Evidence) -> Iterator[str]:
 
 
 def _shared_recipe(evidence: Evidence) -> Iterator[str]:
+    if set(tuning.settings(evidence)) & set(RECIPE):
+        return
     others = [each for each in evidence.variants if not each.is_baseline]
     sharing = [each.name for each in others if not any(key in each.changes for key in RECIPE)]
     if not sharing:

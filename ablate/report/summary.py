@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ablate.interleaved import Rounds
 from ablate.metrics import METRICS, Metric
+from ablate.report import tuning
 from ablate.report.comparison import (
     BUDGET,
     CACHE,
@@ -34,6 +35,8 @@ def title(evidence: Evidence) -> str:
     question = evidence.experiment.get("question")
     if question:
         parts.append(f"> {escape(question)}")
+    if said := tuning.progress(evidence):
+        parts.append(f"**{said}**")
     if evidence.unfinished:
         are = "is" if evidence.unfinished == 1 else "are"
         total = count_of(evidence.planned, "trial")

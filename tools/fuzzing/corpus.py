@@ -12,7 +12,7 @@ from typing import Any
 
 from ablate import catalogue, document, presets, registry
 from ablate.document import FileFaults
-from ablate.expansion import LATER, ExperimentFile
+from ablate.expansion import ExperimentFile
 from fuzzing.settings import every_setting
 from fuzzing.writing import written
 
@@ -23,7 +23,7 @@ TINY: dict[str, Any] = {
     "data": {"name": "cycle", "period": 16},
     "train": {"steps": 4, "batch_tokens": 64, "seq_len": 16},
 }
-_KEYS = {*ExperimentFile.model_fields, *LATER}
+_KEYS = set(ExperimentFile.model_fields)
 
 
 @cache
