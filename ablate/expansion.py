@@ -412,6 +412,9 @@ def _corpus(settings: VariantSettings) -> Corpus:
         return settings.data.corpus()
     except SettingsError as fault:
         raise Faults([fault.below(("data",))]) from None
+    except MemoryError:
+        message = "the data do not fit into the memory that is free"
+        raise _refusal(("data",), message, "give fewer tokens, or free some memory") from None
 
 
 def whole(settings: VariantSettings, corpus: Corpus) -> VariantSettings:

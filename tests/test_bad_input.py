@@ -324,6 +324,10 @@ FOUND = {
         f"train: {{steps: 1}}\nbaseline: {{norm: '{'../' * 2000}n'}}",
         "norm '../",
     ),
+    "more made-up tokens than memory holds": (
+        "data: {name: cycle, validation_tokens: 1B}\ntrain: {steps: 1}",
+        "'validation_tokens': must be at most",
+    ),
     "a wrong value of what a rule does not have": (
         "train: {steps: 1}\nbaseline: {position: {name: rope, scaling: {kind: linear, factor: 2, beta_fast: [1]}}}",
         "'scaling.beta_fast': a number is needed",
@@ -334,6 +338,14 @@ FOUND = {
 @pytest.mark.parametrize(("content", "said"), FOUND.values(), ids=FOUND)
 def test_what_the_fuzzer_found(content: str, said: str, write: Write) -> None:
     assert said in refused("plan", str(write(content)))[0]
+
+
+def test_data_that_memory_does_not_hold_are_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    def corpus(self: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("ablate.data.cycle.Config.corpus", corpus)
+    assert "the data do not fit into the memory that is free" in refused("plan", str(write("train: {steps: 1}")))[0]
 
 
 ADDRESSES = ("http://[bad", "htp://host:5000", "http://", "https:///path")

@@ -24,8 +24,8 @@ class Config(DataChoice):
     """The numbers below `period`, over and over."""
 
     period: Whole = Field(default=16, ge=3, le=2**20, description="length of the cycle, and the vocabulary's size")
-    train_tokens: Whole = Field(default=100_000, ge=2, le=10**9, description="tokens to train on")
-    validation_tokens: Whole = Field(default=10_000, ge=2, le=10**9, description="tokens after those")
+    train_tokens: Whole = Field(default=100_000, ge=2, le=10**8, description="tokens to train on")
+    validation_tokens: Whole = Field(default=10_000, ge=2, le=10**8, description="tokens after those")
 
     def corpus(self) -> Corpus:
         """One run through the cycle, cut in two."""

@@ -24,8 +24,8 @@ class Config(DataChoice):
     """Independent, uniform tokens."""
 
     vocab_size: Whole = Field(default=256, ge=2, le=2**20, description="how many different tokens")
-    train_tokens: Whole = Field(default=1_000_000, ge=2, le=10**9, description="tokens to train on")
-    validation_tokens: Whole = Field(default=100_000, ge=2, le=10**9, description="tokens held out")
+    train_tokens: Whole = Field(default=1_000_000, ge=2, le=10**8, description="tokens to train on")
+    validation_tokens: Whole = Field(default=100_000, ge=2, le=10**8, description="tokens held out")
     seed: Whole = Field(default=0, ge=0, description="of the tokens, not of a trial")
 
     def corpus(self) -> Corpus:

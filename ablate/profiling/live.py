@@ -6,11 +6,12 @@ more. What an operator takes and gives back within itself is not seen.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,18 @@ class LiveBytes(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         """Compiled code stays compiled; else it would run in Python within this mode."""
         return True
+
+    def __enter__(self) -> Self:
+        """What is garbage goes before, and none goes within: when it does has to do with all else that goes on."""
+        gc.collect()
+        self._collects = gc.isenabled()
+        gc.disable()
+        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if self._collects:
+            gc.enable()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._meet(tree_leaves((args, kwargs)), made=False)
