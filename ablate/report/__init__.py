@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ablate.files import write_bytes
-from ablate.report import appendix, conditions, contrasts, document, effects, page, scaling, timing
+from ablate.report import appendix, conditions, contrasts, document, effects, ladder, page, scaling, timing
 from ablate.report import summary as first_page
 from ablate.report.comparison import COSTS, Comparison, comparisons, footnotes, tables_of
 from ablate.report.drawing import Plot, can_draw
@@ -60,6 +60,7 @@ def _document(evidence: Evidence, links: Mapping[str, str]) -> tuple[list[str], 
         conditions.variants_table(evidence),
         contrasts.section(evidence),
         effects.section(evidence),
+        ladder.section(evidence),
         timing.section(evidence),
         *map(_comparison, comparisons(evidence)),
         scaling.section(evidence),
