@@ -75,7 +75,7 @@ class Fraction:
     @property
     def n_runs(self) -> int:
         """How many combinations it has."""
-        return 2**self.n_basic
+        return 1 << self.n_basic
 
     def runs(self) -> Iterator[tuple[int, ...]]:
         """For each run 0 or 1 for each axis: its first or second value."""

@@ -83,7 +83,7 @@ def test_an_order_that_turns_with_size(plain_text: Any) -> None:
 
 
 def test_an_order_that_turns_inside_the_noise(plain_text: Any) -> None:
-    found = stored({"mha": 8.0, "gqa": 8.0}, {"mha": -0.1, "gqa": -0.1}, noise=0.01)
+    found = stored({"mha": 8.0, "gqa": 8.0 * 1e5**0.002}, {"mha": -0.1, "gqa": -0.102}, noise=0.01)
     assert "**Whether the order holds is not clear**: across 3 sizes means change places" in plain_text(found)
 
 

@@ -5,13 +5,24 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from ablate.effects import Effect, effects
 from ablate.fractional import in_words
 from ablate.report.comparison import LOSS
-from ablate.report.drawing import FEW_COLOURS, MARKERS, PALETTE, Look, Plot, add_legend, can_draw, new_figure, svg_of
+from ablate.report.drawing import (
+    FEW_COLOURS,
+    MARKERS,
+    PALETTE,
+    Look,
+    Plot,
+    add_legend,
+    can_draw,
+    new_figure,
+    short,
+    svg_of,
+)
 from ablate.report.evidence import Evidence, Variant
 from ablate.report.hover import name_line
 from ablate.report.text import NOT_MEASURED, count_of, escape, interval, list_of, p_value, plain, table
@@ -224,12 +235,7 @@ def plots(evidence: Evidence) -> list[Plot]:
     if not can_draw():
         return []
     return [
-        Plot(
-            "interactions",
-            _title(told),
-            _caption(told, pairs),
-            svg_of(lambda told=told, pairs=pairs: _draw(told, pairs)),
-        )  # type: ignore[misc]
+        Plot("interactions", _title(told), _caption(told, pairs), svg_of(partial(_draw, told, pairs)))
         for told in found(evidence)
         if len(told.tasks) == 1 and (pairs := _pairs(told))
     ]
@@ -242,9 +248,9 @@ def _title(told: Effects) -> str:
 def _caption(told: Effects, pairs: Sequence[tuple[int, int]]) -> str:
     mixed = " In a fraction an interaction is not told apart from its aliases." if "aliases" in told.design else ""
     return (
-        "Mean validation loss by the value of one axis, a line for each value of another, over the combinations that "
-        f"every point of a panel has and the seeds that all have: lines that are not parallel interact.{mixed} "
-        f"{count_of(len(pairs), 'pair')} of axes, those of the smallest p first."
+        "Mean validation loss by the value of one axis, a line for each value of another (numbered in the title), over "
+        "the combinations that every point of a panel has and the seeds that all have: lines that are not parallel "
+        f"interact.{mixed} {count_of(len(pairs), 'pair')} of axes, those of the smallest p first."
     )
 
 
@@ -291,7 +297,7 @@ def _draw(told: Effects, pairs: Sequence[tuple[int, int]]) -> Figure:
     figure, panels = new_figure(len(pairs))
     most = max(len(told.design["axes"][second]["levels"]) for _, second in pairs)
     looks = {
-        f"value {place + 1}": Look(PALETTE[place], MARKERS[place], "-" if place < FEW_COLOURS else "--", True)
+        f"line {place + 1}": Look(PALETTE[place], MARKERS[place], "-" if place < FEW_COLOURS else "--", True)
         for place in range(min(most, len(PALETTE)))
     }
     for axes, pair in zip(panels, pairs, strict=True):
@@ -309,10 +315,8 @@ def _draw_pair(axes: Axes, told: Effects, pair: tuple[int, int], looks: Sequence
         losses = [known[place, level] for place in places]
         (line,) = axes.plot(places, losses, look.line, marker=look.marker, color=look.colour, linewidth=1.6)
         name_line(line, f"{second['path']}={second['levels'][level]}")
-    axes.set_xticks(range(len(first["levels"])))
-    for tick, label in zip(axes.get_xticklabels(), first["levels"], strict=True):
-        tick.set_parse_math(False)
-        tick.set_text(plain(label))
+    labels = [short(each) for each in first["levels"]]
+    axes.set_xticks(range(len(labels)), labels=labels, parse_math=False)
     axes.set_xlabel(plain(first["path"]), parse_math=False)
-    values = ", ".join(map(plain, second["levels"]))
-    axes.set_title(f"by {plain(second['path'])} ({values})", parse_math=False)
+    values = ", ".join(f"{place} {short(each)}" for place, each in enumerate(second["levels"], start=1))
+    axes.set_title(f"{plain(second['path'])}: {values}", parse_math=False)
