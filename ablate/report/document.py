@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ablate.metrics import METRICS
-from ablate.report import appendix, effects, pareto, scaling, timing
+from ablate.report import appendix, effects, ladder, pareto, scaling, timing
 from ablate.report.comparison import best, comparisons
 from ablate.report.evidence import Evidence, Row, Variant, outcome_of
 from ablate.report.markup import read
@@ -173,6 +173,7 @@ PARTS: dict[str, Callable[[Evidence], Any]] = {
     "variants": variants,
     "comparisons": compared,
     "effects": effects.data,
+    "ladder": ladder.data,
     "speed_interleaved": timing.data,
     "scaling": scaling.data,
     "profiles": appendix.data,

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 from ablate.effects import Effect, effects
 from ablate.fractional import in_words
 from ablate.report.comparison import LOSS
+from ablate.report.drawing import (
+    FEW_COLOURS,
+    MARKERS,
+    PALETTE,
+    Look,
+    Plot,
+    add_legend,
+    can_draw,
+    new_figure,
+    short,
+    svg_of,
+)
 from ablate.report.evidence import Evidence, Variant
-from ablate.report.text import NOT_MEASURED, count_of, escape, interval, list_of, p_value, table
+from ablate.report.hover import name_line
+from ablate.report.text import NOT_MEASURED, count_of, escape, interval, list_of, p_value, plain, table
 from ablate.stats import MOST_REPEATS, Difference, corrected, paired_difference
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 MOST_ROWS = 60
+MOST_PANELS = 6
 
 MAIN, INTERACTION = 1, 2
 """Axes of an effect."""
@@ -206,3 +225,98 @@ def _notes(told: Effects) -> Iterator[str]:
     seeds = {seed for each in told.variants.values() for seed in each.by_seed(LOSS.column)}
     if any(effect.averaged and difference.n < len(seeds) for effect, difference in told.estimates):
         yield f"A seed counts where every variant of a row has a loss with it; {count_of(len(seeds), 'seed')} have one."
+
+
+# --- Plot -------------------------------------------------------------------------------------------------------------
+
+
+def plots(evidence: Evidence) -> list[Plot]:
+    """How the loss by one axis' value depends on another's: the pairs of axes whose interaction has the smallest p."""
+    if not can_draw():
+        return []
+    return [
+        Plot("interactions", _title(told), _caption(told, pairs), svg_of(partial(_draw, told, pairs)))
+        for told in found(evidence)
+        if len(told.tasks) == 1 and (pairs := _pairs(told))
+    ]
+
+
+def _title(told: Effects) -> str:
+    return f"Interactions at equal {told.suffix[1:]}" if told.suffix else "Interactions of two axes"
+
+
+def _caption(told: Effects, pairs: Sequence[tuple[int, int]]) -> str:
+    mixed = " In a fraction an interaction is not told apart from its aliases." if "aliases" in told.design else ""
+    return (
+        "Mean validation loss by the value of one axis, a line for each value of another (numbered in the title), over "
+        "the combinations that every point of a panel has and the seeds that all have: lines that are not parallel "
+        f"interact.{mixed} {count_of(len(pairs), 'pair')} of axes, those of the smallest p first."
+    )
+
+
+def _pairs(told: Effects) -> list[tuple[int, int]]:
+    ranked: dict[tuple[int, int], float] = {}
+    for effect, difference in told.estimates:
+        if len(effect.axes) == INTERACTION and difference.mean is not None:
+            pair = (effect.axes[0], effect.axes[1])
+            ranked[pair] = min(_rank(difference), ranked.get(pair, 3.0))
+    return sorted(ranked, key=lambda pair: (ranked[pair], pair))[:MOST_PANELS]
+
+
+def means(told: Effects, pair: tuple[int, int]) -> dict[tuple[int, int], float]:
+    """By the levels of two axes, the mean over the others' combinations and the seeds that all points have."""
+    strata: dict[tuple[int, ...], dict[tuple[int, int], Mapping[int, float]]] = {}
+    for cell in told.design["cells"]:
+        levels = cell["levels"]
+        others = () if "aliases" in told.design else tuple(each for i, each in enumerate(levels) if i not in pair)
+        if (variant := told.variants.get(cell["variant"])) and (values := variant.by_seed(LOSS.column)):
+            place = (levels[pair[0]], levels[pair[1]])
+            strata.setdefault((*others, *_run(told, levels, pair)), {})[place] = values
+    full = [each for each in strata.values() if len(each) == _points(told, pair)]
+    seeds = set.intersection(*(set(values) for each in full for values in each.values())) if full else set()
+    return {
+        place: statistics.fmean(each[place][seed] for each in full for seed in seeds)
+        for place in (full[0] if seeds else ())
+    }
+
+
+def _run(told: Effects, levels: Sequence[int], pair: tuple[int, int]) -> tuple[int, ...]:
+    """In a fraction the runs of each point are counted: every point has as many, of other combinations."""
+    if "aliases" not in told.design:
+        return ()
+    alike = [c["levels"] for c in told.design["cells"] if all(c["levels"][axis] == levels[axis] for axis in pair)]
+    return (alike.index(list(levels)),)
+
+
+def _points(told: Effects, pair: tuple[int, int]) -> int:
+    first, second = (len(told.design["axes"][axis]["levels"]) for axis in pair)
+    return first * second
+
+
+def _draw(told: Effects, pairs: Sequence[tuple[int, int]]) -> Figure:
+    figure, panels = new_figure(len(pairs))
+    most = max(len(told.design["axes"][second]["levels"]) for _, second in pairs)
+    looks = {
+        f"line {place + 1}": Look(PALETTE[place], MARKERS[place], "-" if place < FEW_COLOURS else "--", True)
+        for place in range(min(most, len(PALETTE)))
+    }
+    for axes, pair in zip(panels, pairs, strict=True):
+        _draw_pair(axes, told, pair, list(looks.values()))
+    panels[0].set_ylabel("validation loss ↓ (nats/token)")
+    add_legend(figure, looks)
+    return figure
+
+
+def _draw_pair(axes: Axes, told: Effects, pair: tuple[int, int], looks: Sequence[Look]) -> None:
+    first, second = (told.design["axes"][axis] for axis in pair)
+    known = means(told, pair)
+    for level, look in enumerate(looks[: len(second["levels"])]):
+        places = [place for place in range(len(first["levels"])) if (place, level) in known]
+        losses = [known[place, level] for place in places]
+        (line,) = axes.plot(places, losses, look.line, marker=look.marker, color=look.colour, linewidth=1.6)
+        name_line(line, f"{second['path']}={second['levels'][level]}")
+    labels = [short(each) for each in first["levels"]]
+    axes.set_xticks(range(len(labels)), labels=labels, parse_math=False)
+    axes.set_xlabel(plain(first["path"]), parse_math=False)
+    values = ", ".join(f"{place} {short(each)}" for place, each in enumerate(second["levels"], start=1))
+    axes.set_title(f"{plain(second['path'])}: {values}", parse_math=False)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ablate.report import effects, ladder
 from ablate.report.comparison import Comparison, comparisons
 from ablate.report.curves import loss_plot, paid_plot
 from ablate.report.drawing import (
@@ -37,7 +38,9 @@ def plots_of(evidence: Evidence) -> list[tuple[int, str, list[Plot]]]:
     if len(found) > 1 and not without_training(evidence.variants):
         whole = Comparison("all variants", evidence.baseline, evidence.variants)
         groups.insert(0, (0, whole.title, [pareto_plot(whole, evidence, looks_of(whole))]))
-    return groups
+    of_axes = [("Effects of the axes", effects.plots(evidence)), ("Ladder of sizes", ladder.plots(evidence))]
+    shown = [(title, plots) for title, plots in of_axes if plots]
+    return [*groups, *((place, *each) for place, each in enumerate(shown, start=len(found) + 1))]
 
 
 def _of_comparison(comparison: Comparison, evidence: Evidence) -> list[Plot]:
