@@ -295,6 +295,9 @@ EXACT = [
         ("max(gqa.params_total, 2k, 1) == 2000", "supported"),
         ("min(gqa.params_total, -baseline.params_total) == -3k", "supported"),
         ("gqa.params_total + 1 > 1M / 1000", "supported"),
+        ("gqa.params_total * 0.1 * 3 - baseline.params_total * 0.1 == 0", "supported"),
+        ("0 < gqa.params_total * 0.1 * 3 - baseline.params_total * 0.1", "refuted"),
+        ("gqa.params_total - baseline.params_total == -2000.001", "refuted"),
     ],
 )
 def test_what_is_exact_is_compared_as_it_is(claim: str, said: str) -> None:
