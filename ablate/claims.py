@@ -105,11 +105,12 @@ def figures(term: Term) -> Iterator[Figure]:
     """The figures in a term."""
     if isinstance(term, Figure):
         yield term
-    for each in _parts(term):
+    for each in parts(term):
         yield from figures(each)
 
 
-def _parts(term: Term) -> Sequence[Term]:
+def parts(term: Term) -> Sequence[Term]:
+    """The terms that it is made of."""
     if isinstance(term, Negative):
         return [term.inner]
     if isinstance(term, Chain):
@@ -329,7 +330,7 @@ def _alternatives(term: Term) -> int:
     """Among how many values its functions choose; what is exact is one number when it is judged."""
     if not any(METRICS[each.metric].noisy for each in figures(term)):
         return 1
-    counts = [_alternatives(each) for each in _parts(term)]
+    counts = [_alternatives(each) for each in parts(term)]
     if isinstance(term, Call):
         return 2 * counts[0] if term.name == "abs" else sum(counts)
     return math.prod(counts)

@@ -331,6 +331,7 @@ def test_a_claim_holds_what_it_needs() -> None:
 def test_the_exit_status_follows_the_claims(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """With `--check-claims`, and without it not; the report takes them from what is stored."""
     monkeypatch.setattr("ablate.sweep._mirror", lambda *_, **__: None)
+    monkeypatch.setattr("ablate.report.plots_of", lambda *_: [])
 
     def ended(*words: str, claims: str) -> Result:
         write(f"{GQA}claims: [{claims}]\n")

@@ -295,6 +295,9 @@ EXACT = [
         ("max(gqa.params_total, 2k, 1) == 2000", "supported"),
         ("min(gqa.params_total, -baseline.params_total) == -3k", "supported"),
         ("gqa.params_total + 1 > 1M / 1000", "supported"),
+        ("baseline.params_total * 1.1 - gqa.params_total * 3.3 == 0", "supported"),
+        ("0 < baseline.params_total * 1.1 - gqa.params_total * 3.3", "refuted"),
+        ("gqa.params_total - baseline.params_total == -2000.001", "refuted"),
     ],
 )
 def test_what_is_exact_is_compared_as_it_is(claim: str, said: str) -> None:

@@ -27,6 +27,7 @@ from ablate.report.reckoning import (
     leaves,
     negative,
     reckoned,
+    size,
     total,
 )
 from ablate.report.text import count_of, list_of, relative
@@ -37,7 +38,7 @@ Word = Literal["supported", "refuted", "inconclusive"]
 WORDS: tuple[Word, ...] = get_args(Word)
 
 EQUAL = 1e-9
-"""What is exact is equal within so much of its size: less is rounding."""
+"""Sides are equal within so much of their largest summand: less is rounding."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,9 @@ def _given(claim: Claim, evidence: Evidence) -> _Given:
     variants = {each: _variant(each.variant, evidence) for each in claim.figures}
     measured = {each: variant for each, variant in variants.items() if METRICS[each.metric].noisy}
     exact = {each: _exact(each, variant) for each, variant in variants.items() if each not in measured}
-    _check_alike(variants)
     if any(METRICS[each.metric].timing for each in measured) and evidence.rounds.rows:
         return _by_round(exact, list(measured), evidence)
+    _check_alike(variants)
     for each, variant in measured.items():
         if variant.is_withheld(METRICS[each.metric]):
             raise Unclear(f"no A/A check stands behind {each.metric}{_where_to_look(each)}")
@@ -284,8 +285,8 @@ def compared(claim: Claim, values: Mapping[Figure, Values], *, exact: bool) -> C
     value = total(sides[0], negative(sides[1]))
     _check_finite(*sides, value)
     left, right = (estimate(each, exact=True).value for each in sides)
-    found = estimate(value, exact=exact)
-    return Compared(value, left, right, found, _verdict(claim.sign, found, EQUAL * max(abs(left), abs(right))))
+    found, largest = estimate(value, exact=exact), max(size(side, values) for side in (claim.left, claim.right))
+    return Compared(value, left, right, found, _verdict(claim.sign, found, EQUAL * largest))
 
 
 def _check_finite(*values: Value) -> None:

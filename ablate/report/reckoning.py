@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import starmap
 from typing import Literal, TypeVar
 
-from ablate.claims import Call, Figure, Negative, Number, Term
+from ablate.claims import Call, Chain, Figure, Negative, Number, Term, parts
 from ablate.stats import CONFIDENCE, repeats_needed, summarize
 
 T = TypeVar("T")
@@ -125,6 +125,13 @@ def reckoned(term: Term, given: Mapping[Figure, Values]) -> Value:
     for sign, each in term.rest:
         found = _STEPS[sign](found, reckoned(each, given))
     return found
+
+
+def size(term: Term, given: Mapping[Figure, Values]) -> float:
+    """The size of its largest summand, which is what rounding is in proportion to."""
+    if isinstance(term, Number | Figure) or (isinstance(term, Chain) and term.rest[0][0] in "*/"):
+        return abs(estimate(reckoned(term, given), exact=True).value)
+    return max(size(each, given) for each in parts(term))
 
 
 def _called(call: Call, values: Sequence[Value]) -> Value:
