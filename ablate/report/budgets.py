@@ -10,7 +10,7 @@ from typing import Any
 from ablate.metrics import METRICS
 from ablate.report.comparison import LOSS
 from ablate.report.evidence import Evidence, Variant
-from ablate.report.text import NOT_MEASURED, count_of, escape, interval, list_of, number, significant, table, text_table
+from ablate.report.text import NOT_MEASURED, count_of, escape, interval, list_of, number, table, text_table
 from ablate.stats import Difference, finite
 
 MOST_FLIPS = 24
@@ -36,7 +36,7 @@ def _matching(evidence: Evidence) -> Iterator[str]:
         return
     asked = ", ".join(
         f"{escape(each['budget'])} {number(each['goal'], METRICS[each['column']])} by {escape(each['by'])}, within "
-        f"{significant(100 * float(each['tolerance']), 3)} %"
+        f"{100 * float(each['tolerance']):.3g} %"
         for each in matches
     )
     yield f"Every variant was brought to the baseline's {asked}. A number that was near enough stayed."
