@@ -144,9 +144,9 @@ class _Sweep:
             queue = search.left(retry_failed=again)
             if not queue:
                 return search
-            self._search_on(search, queue, again, console, held)
+            failed = self._search_on(search, queue, again, console, held)
             again = False
-            if self._search_is_held_up(search):
+            if self.received or (failed and self.wanted.fail_fast) or search.left(retry_failed=False):
                 return self._search()
         return None
 
@@ -155,14 +155,8 @@ class _Sweep:
 
         return tuning(self.experiment, self.store, self.resources.device, self.resources.threads)
 
-    def _search_is_held_up(self, before: Tuning) -> bool:
-        """Whether something was to be done and is not: a signal came, the disk is full, or one failure was enough."""
-        from ablate.tuning import FINE
-
-        failed = self.wanted.fail_fast and set(before.outcomes()) - set(FINE)
-        return bool(self.received or failed or before.left(retry_failed=False))
-
-    def _search_on(self, search: Tuning, queue: list[Task], again: bool, console: Console, held: ExitStack) -> None:
+    def _search_on(self, search: Tuning, queue: list[Task], again: bool, console: Console, held: ExitStack) -> bool:
+        """Try what is next. Returns whether something failed; that a training diverged is no failure of a search."""
         from ablate import plan
         from ablate.progress import Progress
         from ablate.tuning import FINE
@@ -177,6 +171,7 @@ class _Sweep:
         with progress:
             running.carry_out(queue, self.received)
         self.lost += running.keeper.lost()
+        return running.failed
 
     def _take(self, search: Tuning) -> None:
         """Go on with what was chosen."""
