@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.stats
+from aa_losses import Deal, Findings, contrasts_of, dealt
 from test_report import NAN, Row, cell, entry, losses, plain_text, repeats, results, section, table_rows, trial
 
 from ablate.interleaved import Rounds
@@ -373,3 +374,26 @@ def test_every_measured_number_is_one_of_all_contrasts(column: str) -> None:
     forth, back = found.against(evidence.baseline, METRICS[column]), evidence.baseline.against(found, METRICS[column])
     assert forth.verdict == back.verdict == "no clear difference (after Holm)"
     assert (forth.mean, forth.low) == (-(back.mean or 0), -(back.high or 0))
+
+
+# --- Real experiments, dealt out --------------------------------------------------------------------------------------
+
+
+def test_no_two_variants_of_the_study_share_a_seed() -> None:
+    deal = Deal(experiments=3, variants=2, seeds=4)
+    places = [deal.place(seed) for seed in range(deal.total)]
+    assert len(set(places)) == deal.total == 36
+    assert places[0] == (0, "baseline", 0)
+    assert places[-1] == (2, "equal-2", 3)
+
+
+def test_the_study_judges_as_the_report_does() -> None:
+    deal = Deal(experiments=2, variants=1, seeds=5)
+    whole = results([trial("baseline", n, loss) for n, loss in enumerate([*BASE, *BASE, *BASE, *BORDERLINE])])
+    equal, unequal = (contrasts_of(each) for each in dealt(whole, deal))
+    assert (equal["equal-1"].verdict, unequal["equal-1"].verdict) == ("no clear difference", "better")
+    found = Findings(deal, 40, 0, [equal, unequal])
+    assert (found.declared, found.uncorrected, found.allowed, found.holds) == (1, 1, 1, True)
+    assert not Findings(deal, 40, 1, [equal, unequal]).holds, "a trial is missing"
+    assert not Findings(deal, 40, 0, [unequal, unequal]).holds
+    assert "A difference was declared in 1 of 2 experiments" in found.page()
