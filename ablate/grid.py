@@ -50,7 +50,8 @@ def overlay(tree: Tree, changes: Mapping[str, Any]) -> Tree:
     """
     start = {key: changes[key] for key in STARTS if key in changes}
     if SCALE in start:
-        tree = {**tree, FACTOR: _factor(start[SCALE])}
+        factor, rest = _factor(start[SCALE]), {key: value for key, value in tree.items() if key != FACTOR}
+        tree = rest if factor == 1 else {**rest, FACTOR: factor}
         start = {key: value for key, value in start.items() if key != SCALE or not _is_number(value)}
     tree = _started(tree, start)
     rest = [(key, value) for key, value in changes.items() if key not in STARTS]

@@ -45,9 +45,9 @@ for (const column of [1, 1, 1, 0, 2]) {
 }
 const plot = document.querySelector("svg.plot");
 const spots = [...plot.querySelectorAll(".spots circle")];
-const at = (spot, off) => {
+const at = (spot, below) => {
   const box = spot.getBoundingClientRect();
-  const clientX = box.x + box.width / 2 + off, clientY = box.y + box.height / 2;
+  const clientX = box.x + box.width / 2, clientY = box.y + box.height / 2 + below;
   plot.dispatchEvent(new PointerEvent("pointermove", { clientX, clientY }));
   return told.hidden ? null : told.textContent;
 };
