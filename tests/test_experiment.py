@@ -520,7 +520,7 @@ def test_two_variants_never_share_a_name(refused: Refused) -> None:
         ("vary: [block]", "5:1: 'vary'"),
         ("exclude: [{}]", "5:11: 'exclude.0'"),
         # the length of the run
-        ("train: {batch_tokens: 64}", "4:1: exactly one of 'steps' and 'tokens' says how long to train"),
+        ("train: {batch_tokens: 64}", "4:1: exactly one of 'steps', 'tokens', 'flops', 'seconds' and"),
         ("train: {steps: 1, tokens: 64, batch_tokens: 64}", "4:1: exactly one of"),
         ("train: {steps: 1, batch_tokens: 60, seq_len: 16}", "4:19: batch_tokens 60 is not a multiple of seq_len 16"),
         ("train: {steps: 1, batch_tokens: 64}\nbaseline: {max_seq_len: 48}", "3:19: batch_tokens 64 is not a multiple"),
