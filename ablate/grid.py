@@ -51,7 +51,7 @@ def overlay(tree: Tree, changes: Mapping[str, Any]) -> Tree:
     """
     start = {key: changes[key] for key in STARTS if key in changes}
     if SCALE in start:
-        tree = {**tree, FACTOR: _factor(start[SCALE])}
+        tree = _at_factor(tree, start[SCALE])
         start = {key: value for key, value in start.items() if key != SCALE or not _is_number(value)}
     tree = _started(tree, start)
     rest = [(key, value) for key, value in changes.items() if key not in STARTS]
@@ -64,14 +64,15 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _factor(scale: Any) -> float:
-    """Of a number itself; a word is a size of the preset's own, and no factor stays beside it."""
+def _at_factor(tree: Tree, scale: Any) -> Tree:
+    """With a number as its factor; a word is a size of the preset's own, and no factor stays beside it."""
+    tree = {key: value for key, value in tree.items() if key != FACTOR}
     if not _is_number(scale):
-        return 1
+        return tree
     if not 0 < scale < math.inf:
         message = f"'{SCALE}': a factor is more than 0 (it is {scale})"
         raise Faults([SettingsError((SCALE,), message, "write a number such as 0.5 or 2")])
-    return float(scale)
+    return {**tree, FACTOR: float(scale)}
 
 
 def _freed(tree: Tree, key: str, value: Any) -> Tree:
