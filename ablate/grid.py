@@ -23,7 +23,7 @@ from typing import Any, get_args, get_origin
 from ablate import catalogue, presets, registry
 from ablate.choice import Choice, Faults, Path, Settings, SettingsError, unknown
 from ablate.fractional import Fraction
-from ablate.settings import BUDGETS, Dropout, ModelSettings, OptimizerSettings, TrainSettings, VariantSettings
+from ablate.settings import Dropout, ModelSettings, OptimizerSettings, TrainSettings, VariantSettings
 
 Tree = dict[str, Any]
 PRESET, FOLDER, SCALE = STARTS = ("preset", "hf", "scale")
@@ -32,6 +32,7 @@ FACTOR = "factor"
 SECTIONS = ("train", "data", "profile")
 SIZES = ("d_model", "n_layers", "n_heads", "max_seq_len", "vocab_size")
 """What stays of a model where another preset is put in its place, unless that one says it."""
+BUDGETS = frozenset({"steps", "tokens"})
 _MODEL = (*ModelSettings.model_fields, *STARTS)
 
 
@@ -50,8 +51,7 @@ def overlay(tree: Tree, changes: Mapping[str, Any]) -> Tree:
     """
     start = {key: changes[key] for key in STARTS if key in changes}
     if SCALE in start:
-        factor, rest = _factor(start[SCALE]), {key: value for key, value in tree.items() if key != FACTOR}
-        tree = rest if factor == 1 else {**rest, FACTOR: factor}
+        tree = _at_factor(tree, start[SCALE])
         start = {key: value for key, value in start.items() if key != SCALE or not _is_number(value)}
     tree = _started(tree, start)
     rest = [(key, value) for key, value in changes.items() if key not in STARTS]
@@ -64,23 +64,24 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _factor(scale: Any) -> float:
-    """Of a number itself; a word is a size of the preset's own, and no factor stays beside it."""
+def _at_factor(tree: Tree, scale: Any) -> Tree:
+    """With a number as its factor; a word is a size of the preset's own, and no factor stays beside it."""
+    tree = {key: value for key, value in tree.items() if key != FACTOR}
     if not _is_number(scale):
-        return 1
+        return tree
     if not 0 < scale < math.inf:
         message = f"'{SCALE}': a factor is more than 0 (it is {scale})"
         raise Faults([SettingsError((SCALE,), message, "write a number such as 0.5 or 2")])
-    return float(scale)
+    return {**tree, FACTOR: float(scale)}
 
 
 def _freed(tree: Tree, key: str, value: Any) -> Tree:
     """The tree without the length of training that a change gives in another way (`tokens` in place of `steps`)."""
     named = set(value) if key == "train" and isinstance(value, Mapping) else {key.removeprefix("train.")}
-    given = named & set(BUDGETS) if key.startswith("train") else set()
+    given = named & BUDGETS if key.startswith("train") else set()
     if len(given) != 1:
         return tree
-    return {**tree, "train": {k: v for k, v in tree["train"].items() if k not in set(BUDGETS) - given}}
+    return {**tree, "train": {k: v for k, v in tree["train"].items() if k not in BUDGETS - given}}
 
 
 def _started(tree: Tree, start: Mapping[str, Any]) -> Tree:

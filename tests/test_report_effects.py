@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Expand
 from test_effects import fractional, name, product
 from test_report import cell, entry, results, section, table_rows, text_of, trial
 
@@ -157,3 +158,22 @@ def test_many_interactions_are_cut_to_those_of_the_smallest_p(plain_text: Any) -
     assert (
         cell(section(plain_text(stored(product(*sizes), losses)), HEADING), "A=1 × B=1", "verdict") == "they interact"
     )
+
+
+def test_a_file_s_own_fraction_and_ladder_are_told(expand: Expand, plain_text: Any) -> None:
+    """From the file's axes to the report, as `experiment.json` carries them."""
+    axes = "scale: [1, 2], block: [pre_norm, post_norm], train.lr: [1e-3, 3e-3]"
+    for design, heading in (("{fractional: 3}", HEADING), ("product", "Ladder of sizes")):
+        experiment = expand(f"vary: {{{axes}}}\ndesign: {design}")
+        names = [each.name for each in experiment.variants]
+        rows = [
+            trial(
+                each, seed, 2.0 + 0.1 * place + 0.001 * seed * place, params_total=1000 * (2 if "scale" in each else 1)
+            )
+            for place, each in enumerate(names)
+            for seed in range(3)
+        ]
+        found = results(rows, [entry(each, range(3)) for each in names], design=experiment.design_facts())
+        text = section(plain_text(found), heading)
+        assert "block" in text
+        assert "n/a" not in table_rows(text, "seeds")[next(iter(table_rows(text, "seeds")))].values()
