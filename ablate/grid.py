@@ -23,7 +23,7 @@ from typing import Any, get_args, get_origin
 from ablate import catalogue, presets, registry
 from ablate.choice import Choice, Faults, Path, Settings, SettingsError, unknown
 from ablate.fractional import Fraction
-from ablate.settings import Dropout, ModelSettings, OptimizerSettings, TrainSettings, VariantSettings
+from ablate.settings import BUDGETS, Dropout, ModelSettings, OptimizerSettings, TrainSettings, VariantSettings
 
 Tree = dict[str, Any]
 PRESET, FOLDER, SCALE = STARTS = ("preset", "hf", "scale")
@@ -32,7 +32,6 @@ FACTOR = "factor"
 SECTIONS = ("train", "data", "profile")
 SIZES = ("d_model", "n_layers", "n_heads", "max_seq_len", "vocab_size")
 """What stays of a model where another preset is put in its place, unless that one says it."""
-BUDGETS = frozenset({"steps", "tokens"})
 _MODEL = (*ModelSettings.model_fields, *STARTS)
 
 
@@ -78,10 +77,10 @@ def _at_factor(tree: Tree, scale: Any) -> Tree:
 def _freed(tree: Tree, key: str, value: Any) -> Tree:
     """The tree without the length of training that a change gives in another way (`tokens` in place of `steps`)."""
     named = set(value) if key == "train" and isinstance(value, Mapping) else {key.removeprefix("train.")}
-    given = named & BUDGETS if key.startswith("train") else set()
+    given = named & set(BUDGETS) if key.startswith("train") else set()
     if len(given) != 1:
         return tree
-    return {**tree, "train": {k: v for k, v in tree["train"].items() if k not in BUDGETS - given}}
+    return {**tree, "train": {k: v for k, v in tree["train"].items() if k not in set(BUDGETS) - given}}
 
 
 def _started(tree: Tree, start: Mapping[str, Any]) -> Tree:
