@@ -90,13 +90,14 @@ def read(wanted: Wanted) -> Experiment:
     return plan.checked(whole, fatal_of).with_claims()
 
 
-def report(results: Results, reports: Path) -> Path:
-    """Write the report from what is stored. Returns the path of `report.md`."""
+def report(results: Results, reports: Path, *, in_haste: bool = False) -> Path:
+    """Write the report from what is stored, without plots in haste. Returns the path of `report.md`."""
     from ablate.report import write_report
 
     mirrored = Store(results.folder).compared()
     links = comparison_links(LOCAL_URL, mirrored) if mirrored and mirrored["runs"] else {}
-    return write_report(results, folder_of(reports, results.folder.resolve().name, "plots"), links)
+    folder = folder_of(reports, results.folder.resolve().name, "plots")
+    return write_report(results, folder, links, in_haste=in_haste)
 
 
 def judged(results: Results) -> list[Judgement]:

@@ -267,7 +267,7 @@ class _Sweep:
             with Leases(folder).wait(_REPORT_LEASE, stopped=lambda: bool(self.received)) or nullcontext():
                 results = self.store.load()
                 self.claims = tuple(judged(results))
-                written = report(results, folder.parent)
+                written = report(results, folder.parent, in_haste=bool(self.received))
             if self.mirror:
                 self.mirror.attach(folder)
         except OSError as error:

@@ -38,6 +38,7 @@ __all__ = ["write_report"]
 
 PLOTS = "plots"
 NOT_DRAWN = "The plots are left out: matplotlib is not installed where this report was written."
+NO_TIME = "The plots are left out: the run was interrupted. `python -m ablate report FILE` draws them."
 BESIDE = (
     "The same in one file, with tables that sort and plots with hover: [report.html](report.html). For machines: "
     "[report.json](report.json)."
@@ -45,12 +46,15 @@ BESIDE = (
 _OWN_PLOT = re.compile(r"\d+-[a-z]+\.svg")
 
 
-def write_report(results: Results, folder: Path, links: Mapping[str, str] | None = None) -> Path:
+def write_report(
+    results: Results, folder: Path, links: Mapping[str, str] | None = None, *, in_haste: bool = False
+) -> Path:
     """Writes `report.md`, its plots, `report.html` and `report.json` into `folder`; `links` (label -> URL) are in it.
+    Drawing takes longer than all the rest: `in_haste` it is left out.
 
     Each file is replaced whole and the report comes last, so that a reader never sees half of one. Returns its path.
     """
-    evidence = evidence_of(results)
+    evidence = evidence_of(results, NO_TIME if in_haste else "" if can_draw() else NOT_DRAWN)
     sections, plots = _document(evidence, links or {})
     for name, svg in plots.items():
         write_bytes(folder / PLOTS / name, svg)
@@ -100,8 +104,8 @@ def _comparison(comparison: Comparison) -> str:
 
 
 def _plots(evidence: Evidence, files: dict[str, bytes]) -> str:
-    if not can_draw():
-        return f"## Plots\n\n{NOT_DRAWN}"
+    if evidence.why_no_plots:
+        return f"## Plots\n\n{evidence.why_no_plots}"
     parts = []
     for place, title, plots in plots_of(evidence):
         parts.append(f"### {escape(title)}")

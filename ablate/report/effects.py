@@ -18,7 +18,6 @@ from ablate.report.drawing import (
     Look,
     Plot,
     add_legend,
-    can_draw,
     new_figure,
     short,
     svg_of,
@@ -232,8 +231,6 @@ def _notes(told: Effects) -> Iterator[str]:
 
 def plots(evidence: Evidence) -> list[Plot]:
     """How the loss by one axis' value depends on another's: the pairs of axes whose interaction has the smallest p."""
-    if not can_draw():
-        return []
     return [
         Plot("interactions", _title(told), _caption(told, pairs), svg_of(partial(_draw, told, pairs)))
         for told in found(evidence)

@@ -147,6 +147,7 @@ class Evidence:
     loss_curves: Mapping[str, Sequence[tuple[float, float | None]]]  # trial id -> (tokens, validation loss)
     profiles: Mapping[str, Sequence[Row]]  # trial id -> its profile, without the single values of a series
     rounds: Rounds
+    why_no_plots: str = ""  # where there are to be none
 
     @property
     def experiment(self) -> Mapping[str, Any]:
@@ -185,7 +186,7 @@ class Evidence:
         return self.outcomes[NOT_FINISHED]
 
 
-def evidence_of(results: Results) -> Evidence:
+def evidence_of(results: Results, why_no_plots: str = "") -> Evidence:
     """The stored frames and the plan brought together."""
     rows: dict[str, list[Row]] = {}
     for row in records(results.trials):
@@ -198,7 +199,7 @@ def evidence_of(results: Results) -> Evidence:
     profiles: dict[str, list[Row]] = {}
     for row in records(results.profiles[results.profiles["sample"].isna()]):
         profiles.setdefault(str(row["trial_id"]), []).append(row)
-    return Evidence(results, variants, _loss_curves(results.curves), profiles, rounds)
+    return Evidence(results, variants, _loss_curves(results.curves), profiles, rounds, why_no_plots)
 
 
 def contrasted(variants: Sequence[Variant]) -> list[Variant]:

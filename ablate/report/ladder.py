@@ -17,7 +17,6 @@ from ablate.report.drawing import (
     Look,
     Plot,
     add_legend,
-    can_draw,
     decimal_ticks,
     new_figure,
     svg_of,
@@ -317,7 +316,7 @@ def plots(evidence: Evidence) -> list[Plot]:
     ladders = [each for each in found(evidence) if each.losses][: len(PALETTE)]
     panels = [(size, [each for each in ladders if each.law(size)]) for size in SIZES]
     panels = [(size, each) for size, each in panels if each]
-    if not panels or not can_draw():
+    if not panels:
         return []
     caption = (
         "Validation loss by size, both axes logarithmic: each point is a seed's, lines are the fitted power laws. "

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ablate.report.comparison import Comparison
-from ablate.report.drawing import Look, add_legend, can_draw, dropped_note, grey_note, looks_of, new_figure, svg_of
+from ablate.report.drawing import Look, add_legend, dropped_note, grey_note, looks_of, new_figure, svg_of
 from ablate.report.evidence import Evidence, Row, Variant, records, shown_outcome
 from ablate.report.hover import leave_out, name_line
 from ablate.report.pareto import WIDE_RANGE
@@ -179,7 +179,7 @@ def section(evidence: Evidence, files: dict[str, bytes]) -> str:
     found = searched(evidence)
     if not found:
         return ""
-    plots = [_plot(found, path, evidence) for path in settings(evidence)] if can_draw() else []
+    plots = [_plot(found, path, evidence) for path in settings(evidence)] if not evidence.why_no_plots else []
     parts = ["## Tuning", _intro(evidence, found), _choices(evidence, found), _losses(found), EXPLANATION]
     for place, (path, caption, svg) in enumerate((plot for plot in plots if plot), start=1):
         name = f"{place}-tuning.svg"
