@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from ablate import grid
 from ablate.choice import Faults, Path, Settings, SettingsError, validated
 from ablate.cost import cache_bytes_per_token, cost
-from ablate.expansion import answered, variant_of
+from ablate.expansion import answered, variant_of, whole
 from ablate.lattice import Point, mismatch, nearest
 from ablate.settings import MatchSettings, VariantSettings, resolved, typed
 from ablate.sizes import sized
@@ -96,7 +96,8 @@ class _Budget:
         if goal is None:
             message = f"the baseline does not tell its {self.name}"
             raise Faults([self._fault(message, "match another budget", self.name)])
-        self.goal = goal
+        self.goal, self.baseline = goal, experiment.baseline
+        self.goals = {_factor(experiment.baseline): goal}
         self.written = sized(experiment.baseline.tree).model_dump(mode="json")
 
     def facts(self, names: Mapping[tuple[str, str], str]) -> dict[str, Any]:
@@ -111,29 +112,40 @@ class _Budget:
         if own is None:
             raise Faults([self._fault(f"variant {name} does not tell its {self.name}", "match another budget")])
         point = Point(before, own)
-        if mismatch(own, self.goal) > self.tolerance:
-            point = self._solution(name, variant, point)
+        goal = self._goal_of(variant)
+        if mismatch(own, goal) > self.tolerance:
+            point = self._solution(name, variant, point, goal)
         is_own = self.by in variant.changes
-        told = Matched(self.name, self.by, before, point.number, self.goal, point.reached, is_own)
+        told = Matched(self.name, self.by, before, point.number, goal, point.reached, is_own)
         if point.number == before:
             return replace(variant, name=name, matched=told)
         tree = grid.overlay(dict(variant.tree), {self.by: point.number})
         settings = _Probe(variant, self.by, self.path).written(point.number)
         return replace(variant_of(name, tree, settings, variant.corpus, self.written), matched=told)
 
-    def _solution(self, name: str, variant: Variant, before: Point) -> Point:
+    def _goal_of(self, variant: Variant) -> float:
+        """What the baseline has of it at the variant's factor: a ladder of sizes stays one. Raises `Faults`."""
+        factor = _factor(variant)
+        if factor not in self.goals:
+            tree = {**self.baseline.tree, grid.FACTOR: factor}
+            found = self._reached(whole(sized(tree), self.baseline.corpus))
+            assert found is not None, "the baseline tells it"
+            self.goals[factor] = found
+        return self.goals[factor]
+
+    def _solution(self, name: str, variant: Variant, before: Point, goal: float) -> Point:
         probe = _Probe(variant, self.by, self.path)
 
         def at(number: int) -> float | None:
             settings = probe.settings(number)
             return None if settings is None else self._reached(settings)
 
-        found = nearest(at, before.number, self.goal, self.tolerance)
+        found = nearest(at, before.number, goal, self.tolerance)
         if found is None:
             message = f"{self.by} does not change the {self.name} of variant {name}: {_amount(before.reached)}"
-            raise Faults([self._fault(f"{message}, the baseline has {_amount(self.goal)}", "match by another setting")])
-        if (off := mismatch(found.reached, self.goal)) > self.tolerance:
-            message = f"variant {name} cannot have the baseline's {self.name} {_amount(self.goal)} within "
+            raise Faults([self._fault(f"{message}, the baseline has {_amount(goal)}", "match by another setting")])
+        if (off := mismatch(found.reached, goal)) > self.tolerance:
+            message = f"variant {name} cannot have the baseline's {self.name} {_amount(goal)} within "
             message += f"{self.tolerance:.3g} by {self.by}: the nearest is {_amount(found.reached)} at {found.number}"
             cure = f"give {_rounded_up(off)}, or match by another setting" if off < 1 else "match by another setting"
             raise Faults([self._fault(message, cure)])
@@ -166,6 +178,10 @@ def _check_setting(by: str, path: Path, experiment: Experiment) -> None:
         raise Faults([SettingsError((), message, "match by another setting, or take it out of vary")])
 
 
+def _factor(variant: Variant) -> float:
+    return float(variant.tree.get(grid.FACTOR, 1))
+
+
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -187,7 +203,7 @@ class _Probe:
     def __init__(self, variant: Variant, by: str, path: Path) -> None:
         self.variant, self.by, self.path = variant, by, path
         self.sized = sized(variant.tree)
-        grows = variant.tree.get(grid.FACTOR, 1) != 1
+        grows = _factor(variant) != 1
         self.is_uniform = grows or not (self.sized.model.layers or self.sized.model.encoder)
 
     def settings(self, number: int) -> VariantSettings | None:

@@ -57,6 +57,19 @@ def test_what_is_near_enough_stays_as_it_is(expand: Expand) -> None:
     assert found.changes == {"feed_forward": "geglu"}
 
 
+def test_each_rung_of_a_ladder_has_the_budget_of_the_baseline_at_that_rung(expand: Expand) -> None:
+    ladder = "vary: {scale: [1, 2], feed_forward: [swiglu, gelu]}\n"
+    found = by_name(expand(f"{WIDE}{BY_WIDTH}{ladder}"))
+    large, gelu = found["scale=2"], found["scale=2,feed_forward=gelu"]
+    assert params(large) > 4 * params(found["baseline"])
+    assert large.matched is not None
+    assert large.matched.before == large.matched.after, "it is the baseline at that rung"
+    assert mismatch(params(gelu), params(large)) <= 0.01
+    assert mismatch(params(found["feed_forward=gelu"]), params(found["baseline"])) <= 0.01
+    assert gelu.matched is not None
+    assert grid.get(gelu.plain, grid.full_path(D_FF)) == gelu.matched.after, "no factor multiplies what was solved"
+
+
 def test_a_solved_variant_is_as_if_it_had_been_written_so(expand: Expand) -> None:
     solved = expand(f"{WIDE}{BY_WIDTH}variants: {{mqa: {{{KV}}}}}\n")
     written = expand(f"{WIDE}variants: {{mqa: {{{KV}, feed_forward.d_ff: 200}}}}\n")

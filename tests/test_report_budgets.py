@@ -16,7 +16,14 @@ NOISE = (-0.001, 0.0, 0.001)
 
 def matched(budget: str, before: int, after: int, mismatch: float = 0.001) -> dict[str, Any]:
     return {
-        "matched": {"budget": budget, "by": "feed_forward.d_ff", "before": before, "after": after, "mismatch": mismatch}
+        "matched": {
+            "budget": budget,
+            "by": "feed_forward.d_ff",
+            "before": before,
+            "after": after,
+            "mismatch": mismatch,
+            "goal": 1000,
+        }
     }
 
 

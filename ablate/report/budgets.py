@@ -39,7 +39,9 @@ def _matching(evidence: Evidence) -> Iterator[str]:
         f"{100 * float(each['tolerance']):.3g} %"
         for each in matches
     )
-    yield f"Every variant was brought to the baseline's {asked}. A number that was near enough stayed."
+    goals = {(each["budget"], each["goal"]) for variant in evidence.variants if (each := variant.facts.get("matched"))}
+    sizes = " (that of another scale to the baseline's at that scale)" if len(goals) > len(matches) else ""
+    yield f"Every variant was brought to the baseline's {asked}{sizes}. A number that was near enough stayed."
     headers = ["variant", "budget", "setting", "it was", "it is", "of the baseline's budget"]
     yield text_table(headers, rows)
     if len(matches) > 1:
