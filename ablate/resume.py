@@ -42,7 +42,7 @@ Record = Callable[[int, str, dict[str, float]], None]
 """Takes points of the curves: step, split, values by metric."""
 
 
-class Keeper:
+class Checkpointer:
     """Keeps checkpoints of one trial's training in `folder`, and finds the one to go on from.
 
     Without a folder it keeps nothing. `stopped` says whether the training is to end after this step, to go on another

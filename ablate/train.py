@@ -22,7 +22,7 @@ from ablate.model import Transformer
 from ablate.objectives import IGNORED, Batch
 from ablate.pace import Pace
 from ablate.pulse import beat
-from ablate.resume import Keeper
+from ablate.resume import Checkpointer
 from ablate.settings import OptimizerSettings, TrainSettings
 
 LAST_STEPS = 10
@@ -80,21 +80,21 @@ def train(
     seed: int,
     observer: Observer,
     called: nn.Module | None = None,
-    keeper: Keeper | None = None,
+    checkpointer: Checkpointer | None = None,
 ) -> Trained:
     """Train `model` where it is. Steps call `called` in its place, where that is given: the same, compiled.
 
     Evaluations always call `model`: they have other shapes and another mode, which would be compiled again.
     The first loss, auxiliary or not, or gradient norm that is not finite ends the run: a result, not an error.
-    With a `keeper` it goes on from where that has kept it, and comes to the same to the last bit.
+    With a `checkpointer` it goes on from where that has kept it, and comes to the same to the last bit.
     """
     learner, rate = Learner.of(model, recipe, called), schedule(recipe, model.settings.d_model)
-    run, keeper = Trained(), keeper or Keeper()
+    run, checkpointer = Trained(), checkpointer or Checkpointer()
     pace = Pace(recipe, run)
     ledger = Ledger(observer, run, 1 if pace.is_timed else read_every(model))
     seed_generators(seed)
     model.train()
-    keeper.restore(learner, ledger)
+    checkpointer.restore(learner, ledger)
     for step in range(run.steps + 1, recipe.n_steps + 1):
         pace.begin()
         lr = rate(step, pace.share)
@@ -109,7 +109,7 @@ def train(
             if run.diverged_step is None:
                 _evaluate(model, held_out, recipe, step, ledger)
         if run.diverged_step is None and not pace.is_over(step):
-            run.stopped = keeper.after(step, learner, ledger)
+            run.stopped = checkpointer.after(step, learner, ledger)
         if run.stopped or run.diverged_step is not None or pace.is_over(step):
             break
     run.optimizer_state_dtype, _ = state_of(learner.optimizer)

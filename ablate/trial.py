@@ -38,7 +38,7 @@ from ablate.profiling import compilation, decode, device, flops, kernels, live, 
 from ablate.profiling.energy import EnergyMeter
 from ablate.profiling.phase import ProfilePhase, held_out_tokens, required_columns
 from ablate.profiling.watch import Watch
-from ablate.resume import Keeper
+from ablate.resume import Checkpointer
 from ablate.settings import TrainSettings, VariantSettings, typed
 from ablate.train import Learner, Trained, bits_per_byte, device_of, exercise, pieces, state_of, train
 
@@ -108,7 +108,7 @@ class Trial:
 
     def __init__(self, job: Job, reporter: Reporter, begin: float, stopped: threading.Event) -> None:
         self.job, self.reporter, self.begin = job, reporter, begin
-        self.keeper = Keeper(
+        self.checkpointer = Checkpointer(
             job.checkpoints,
             every=job.settings["train"]["checkpoint_every"],
             attempt=job.attempt,
@@ -170,7 +170,7 @@ class Trial:
 
     def _phases_left(self, model: Transformer) -> tuple[str, ...]:
         """Those of the job, without a training that an earlier attempt has done: all that it told is told again."""
-        if "train" not in self.job.phases or (told := self.keeper.finished(model, self._points)) is None:
+        if "train" not in self.job.phases or (told := self.checkpointer.finished(model, self._points)) is None:
             return self.job.phases
         self._tell(told["columns"])
         self.reporter.profiles(told["profiles"])
@@ -181,7 +181,7 @@ class Trial:
         recipe = self.settings.train
         if "profile" in self.job.phases or recipe.keep_checkpoints:
             told = {"columns": self.columns, "profiles": self.profiles}
-            self.keeper.finish(self.columns["steps"], model, told)
+            self.checkpointer.finish(self.columns["steps"], model, told)
 
     def _points(self, step: int, split: str, values: dict[str, float]) -> None:
         self.reporter.points(step, step * self.settings.train.batch_tokens, split, values)
@@ -202,7 +202,7 @@ class Trial:
         watch, called = self._watch(recipe), called_for(model, batches, recipe)
         self.watch = watch
         with heeding(signal.SIGTERM, self.stopped):
-            trained = train(model, batches, held_out, recipe, self.job.seed, watch, called, self.keeper)
+            trained = train(model, batches, held_out, recipe, self.job.seed, watch, called, self.checkpointer)
         if trained.stopped:
             self._tell({"steps": trained.steps, "tokens": trained.steps * recipe.batch_tokens})
             return Outcome("interrupted", f"stopped at step {trained.steps}")

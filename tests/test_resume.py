@@ -20,7 +20,7 @@ from ablate.curve import Curve
 from ablate.job import Past
 from ablate.model import Transformer, build
 from ablate.profiling.compilation import compiled
-from ablate.resume import Keeper
+from ablate.resume import Checkpointer
 from ablate.settings import VariantSettings
 from ablate.train import Trained, pieces, train
 from tests.test_train import FAMILIES, Notes, batches_of, held_out_of, variant
@@ -79,7 +79,9 @@ def stopping_after(step: int) -> Callable[[], bool]:
 
 
 def trained(
-    settings: VariantSettings, keeper: Keeper | None = None, change: Callable[[Transformer], None] = lambda model: None
+    settings: VariantSettings,
+    checkpointer: Checkpointer | None = None,
+    change: Callable[[Transformer], None] = lambda model: None,
 ) -> tuple[Transformer, Trained, Told]:
     """As a fresh process does it: whatever the generators were before, and whatever a model was built as."""
     random.seed(), np.random.seed(), torch.seed()
@@ -89,7 +91,7 @@ def trained(
     batches = batches_of(settings)
     if settings.train.compile:
         called = compiled(model, next(pieces(batches.batch(1), 1, torch.device("cpu")))[0], "fp32")
-    return model, train(model, batches, held_out_of(settings), settings.train, 0, told, called, keeper), told
+    return model, train(model, batches, held_out_of(settings), settings.train, 0, told, called, checkpointer), told
 
 
 def in_parts(
@@ -97,9 +99,9 @@ def in_parts(
 ) -> tuple[Transformer, Trained, Told]:
     """The same, in as many processes: each of `stops` is after how many steps one of them is told to stop."""
     for stop in stops:
-        _, run, _ = trained(settings, Keeper(str(folder), stopped=stopping_after(stop)), change)
+        _, run, _ = trained(settings, Checkpointer(str(folder), stopped=stopping_after(stop)), change)
         assert run.stopped
-    return trained(settings, Keeper(str(folder)), change)
+    return trained(settings, Checkpointer(str(folder)), change)
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
@@ -157,13 +159,13 @@ def test_what_a_choice_of_ones_own_draws_and_keeps_goes_on(tmp_path: Path) -> No
 def test_checkpoints_by_steps_or_by_the_clock_change_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = variant({"dropout": 0.1}, steps=STEPS)
     plain = trained(settings)
-    assert_same(trained(settings, Keeper(str(tmp_path / "a"), every=3)), plain)
+    assert_same(trained(settings, Checkpointer(str(tmp_path / "a"), every=3)), plain)
     assert names(tmp_path / "a") == ["step-000000000003.safetensors", "step-000000000006.safetensors"]
-    assert_same(trained(settings, Keeper(str(tmp_path / "b"))), plain)
+    assert_same(trained(settings, Checkpointer(str(tmp_path / "b"))), plain)
     assert names(tmp_path / "b") == [], "a minute is not over"
     monkeypatch.setattr(resume, "EVERY_SECONDS", 0.0)
     monkeypatch.setattr(resume, "AT_MOST", 0)
-    assert_same(trained(settings, Keeper(str(tmp_path / "b"))), plain)
+    assert_same(trained(settings, Checkpointer(str(tmp_path / "b"))), plain)
     assert names(tmp_path / "b") == ["step-000000000006.safetensors", "step-000000000007.safetensors"]
 
 
@@ -178,9 +180,9 @@ def test_every_piece_is_needed(part: str, tmp_path: Path, monkeypatch: pytest.Mo
     """What stands in a checkpoint is put in place: left as a fresh process has it, the training is another."""
     settings = variant({"norm": "batch_norm"}, steps=STEPS)
     whole = trained(settings, change=noisy)
-    trained(settings, Keeper(str(tmp_path / "a"), stopped=stopping_after(4)), noisy)
+    trained(settings, Checkpointer(str(tmp_path / "a"), stopped=stopping_after(4)), noisy)
     leave_out(part, monkeypatch)
-    parts = trained(settings, Keeper(str(tmp_path / "a")), noisy)
+    parts = trained(settings, Checkpointer(str(tmp_path / "a")), noisy)
     with pytest.raises(AssertionError):
         assert_same(parts, whole)
 
@@ -221,7 +223,7 @@ def resume_ledger_fitted(ledger: Any, plain: dict[str, Any], curve: Curve) -> Ca
 def test_every_figure_of_the_run_is_needed(key: str, tmp_path: Path) -> None:
     moe = {"feed_forward": {"name": "moe", "n_experts": 4}}
     settings = variant(moe, steps=STEPS, eval_every=3)
-    kept = Keeper(str(tmp_path / "a"), stopped=stopping_after(4))
+    kept = Checkpointer(str(tmp_path / "a"), stopped=stopping_after(4))
     _, run, _ = trained(settings, kept)
     (found,) = checkpoint.newest(tmp_path / "a", lambda plain: None)
     assert found.plain["ledger"]["run"] | {"stopped": True, "optimizer_state_dtype": "float32"} == vars(run)
@@ -242,9 +244,9 @@ def test_on_a_gpu_its_generator_goes_on_as_well(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: states["now"].clone())
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: states.update(now=state))
     settings = variant(steps=STEPS)
-    trained(settings, Keeper(str(tmp_path / "a"), stopped=stopping_after(4)))
+    trained(settings, Checkpointer(str(tmp_path / "a"), stopped=stopping_after(4)))
     states["now"] = torch.tensor([3, 4], dtype=torch.uint8)
-    trained(settings, Keeper(str(tmp_path / "a")))
+    trained(settings, Checkpointer(str(tmp_path / "a")))
     assert states["now"].tolist() == [1, 2]
 
 
@@ -262,7 +264,7 @@ def test_losses_that_are_read_earlier_change_nothing_of_a_training_that_diverges
     whole = trained(settings)[1]
     monkeypatch.setattr("ablate.train.read_every", lambda model: 10)
     late = trained(settings)[1]
-    early = trained(settings, Keeper(str(tmp_path / "a"), every=1))[1]
+    early = trained(settings, Checkpointer(str(tmp_path / "a"), every=1))[1]
     assert whole == late == early
 
 
@@ -271,7 +273,7 @@ def test_losses_that_are_read_earlier_change_nothing_of_a_training_that_diverges
 
 def kept(folder: Path) -> list[Path]:
     """Two checkpoints of one training, of steps 3 and 6."""
-    trained(variant({"dropout": 0.1}, steps=STEPS), Keeper(str(folder), every=3))
+    trained(variant({"dropout": 0.1}, steps=STEPS), Checkpointer(str(folder), every=3))
     return sorted(folder.iterdir())
 
 
@@ -329,11 +331,11 @@ def test_of_a_bad_checkpoint_the_one_before_is_used_then_none(
     older, newer = kept(tmp_path / "a")
     pasts: list[Past] = []
     SPOILT[how](newer)
-    assert_same(trained(settings, Keeper(str(tmp_path / "a"), told=pasts.append)), whole)
+    assert_same(trained(settings, Checkpointer(str(tmp_path / "a"), told=pasts.append)), whole)
     assert [past.steps for past in pasts] == [3]
     assert [str(newer) in record.getMessage() for record in caplog.records] == [True]
     SPOILT[how](older)
-    assert_same(trained(settings, Keeper(str(tmp_path / "a"), told=pasts.append)), whole)
+    assert_same(trained(settings, Checkpointer(str(tmp_path / "a"), told=pasts.append)), whole)
     assert len(pasts) == 1
 
 
@@ -341,7 +343,7 @@ def test_what_spoils_nothing_is_used(tmp_path: Path) -> None:
     _, newer = kept(tmp_path / "a")
     pasts: list[Past] = []
     rewritten(newer)
-    trained(variant({"dropout": 0.1}, steps=STEPS), Keeper(str(tmp_path / "a"), told=pasts.append))
+    trained(variant({"dropout": 0.1}, steps=STEPS), Checkpointer(str(tmp_path / "a"), told=pasts.append))
     assert [past.steps for past in pasts] == [6]
 
 
@@ -354,7 +356,7 @@ def test_a_full_disk_is_a_warning(
     settings = variant(steps=STEPS)
     whole = trained(settings)
     monkeypatch.setattr(checkpoint, "write_atomically", full)
-    assert_same(trained(settings, Keeper(str(tmp_path / "a"), every=3)), whole)
+    assert_same(trained(settings, Checkpointer(str(tmp_path / "a"), every=3)), whole)
     assert [record.getMessage() for record in caplog.records] == [
         f"no checkpoint of step {step} could be written: [Errno 28] No space left on device" for step in (3, 6)
     ]
@@ -372,7 +374,7 @@ def test_what_a_write_left_behind_goes_with_the_next(tmp_path: Path) -> None:
 def test_attempts_and_seconds_are_counted_on(tmp_path: Path) -> None:
     settings, pasts = variant(steps=STEPS), []
     for _ in range(3):
-        trained(settings, Keeper(str(tmp_path / "a"), stopped=stopping_after(1), told=pasts.append))
+        trained(settings, Checkpointer(str(tmp_path / "a"), stopped=stopping_after(1), told=pasts.append))
     assert [past.attempts for past in pasts] == [2, 3]
     assert [past.steps for past in pasts] == [1, 2]
     assert pasts[0].began == pasts[1].began
@@ -381,23 +383,23 @@ def test_attempts_and_seconds_are_counted_on(tmp_path: Path) -> None:
 
 def test_a_training_that_has_ended_is_not_gone_on_with(tmp_path: Path) -> None:
     settings, pasts = variant(steps=STEPS), []
-    trained(settings, Keeper(str(tmp_path / "a"), every=3, attempt=1))
+    trained(settings, Checkpointer(str(tmp_path / "a"), every=3, attempt=1))
     anew = {"attempt": 2, "first_attempt": 2}
-    trained(settings, Keeper(str(tmp_path / "a"), told=pasts.append, stopped=stopping_after(2), **anew))
+    trained(settings, Checkpointer(str(tmp_path / "a"), told=pasts.append, stopped=stopping_after(2), **anew))
     assert pasts == []
-    trained(settings, Keeper(str(tmp_path / "a"), told=pasts.append, **anew))
+    trained(settings, Checkpointer(str(tmp_path / "a"), told=pasts.append, **anew))
     assert [past.steps for past in pasts] == [2], "that one was begun by the second attempt"
 
 
 def test_a_training_that_is_done_is_not_done_again(tmp_path: Path) -> None:
     settings = variant({"dropout": 0.1}, steps=STEPS)
-    keeper = Keeper(str(tmp_path / "a"), every=3)
-    model, run, told = trained(settings, keeper)
+    checkpointer = Checkpointer(str(tmp_path / "a"), every=3)
+    model, run, told = trained(settings, checkpointer)
     other, again = build(settings.model, 3), Told()
-    assert Keeper(str(tmp_path / "a")).finished(other, again.record) is None, "the newest is of step 6"
-    keeper.finish(STEPS, model, {"columns": {"val_loss": 1.5, "mfu": float("nan"), "seconds": None}})
+    assert Checkpointer(str(tmp_path / "a")).finished(other, again.record) is None, "the newest is of step 6"
+    checkpointer.finish(STEPS, model, {"columns": {"val_loss": 1.5, "mfu": float("nan"), "seconds": None}})
     drawn = torch.rand(())
-    said = Keeper(str(tmp_path / "a")).finished(other, again.record)
+    said = Checkpointer(str(tmp_path / "a")).finished(other, again.record)
     assert repr(said) == "{'columns': {'val_loss': 1.5, 'mfu': nan, 'seconds': None}}"
     assert_same((other, run, again), (model, run, told))
     assert torch.rand(()) == drawn
