@@ -23,7 +23,7 @@ from ablate.job import Peaks, TimingJob
 from ablate.machine import Resources
 from ablate.profiling import calibrate, energy, lacking, surroundings
 from ablate.profiling import kept as storage
-from ablate.runner import Run
+from ablate.runner import Run, Seen
 from ablate.stats import repeats_needed
 
 MEASURED = {
@@ -122,6 +122,7 @@ def test_a_sweep_says_once_what_it_cannot_measure(
 
     monkeypatch.setattr(calibration, "calibrate", calibrate)
     run = Run.__new__(Run)
+    run.seen = Seen()
     run.rows = SimpleNamespace(threads=lambda task: task)
     run.resources, run.peaks, run.aa = Resources("cpu", 2, 1), {}, {}
     with caplog.at_level(logging.WARNING):
@@ -284,6 +285,7 @@ def test_trials_alone_on_the_machine_carry_its_check(monkeypatch: pytest.MonkeyP
     known = {"lacking": {}, "aa": {"figures": figures}}
     monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: (known, None))
     run = Run.__new__(Run)
+    run.seen = Seen()
     run.rows = SimpleNamespace(threads=lambda task: task)
     for workers, columns in ((1, {"aa_step_ratio_low": 0.98, "aa_step_ratio_high": 1.01}), (2, {})):
         run.resources, run.peaks, run.aa = Resources("cpu", workers, 1), {}, {}
