@@ -260,7 +260,7 @@ class _Expansion:
         """Axes and exclusions name settings that exist, and exclusions values that could be."""
         trees = [*self._placed(("vary",), lambda: self.axes.trees(self.base_tree)), *named]
         self._placed(("vary",), lambda: _none(grid.homeless(self.axes.values, trees)))
-        for factor in self.axes.values.get(grid.SCALE, []):
+        for factor in filter(grid.is_number, self.axes.values.get(grid.SCALE, [])):
             alone = {grid.SCALE: factor}
             self._placed(("vary",), lambda alone=alone: sized(grid.applicable(self.base_tree, alone)[0]), alone)  # type: ignore[misc]
         for i, rule in enumerate(self.file.exclude):

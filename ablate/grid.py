@@ -51,7 +51,7 @@ def overlay(tree: Tree, changes: Mapping[str, Any]) -> Tree:
     start = {key: changes[key] for key in STARTS if key in changes}
     if SCALE in start:
         tree = _at_factor(tree, start[SCALE])
-        start = {key: value for key, value in start.items() if key != SCALE or not _is_number(value)}
+        start = {key: value for key, value in start.items() if key != SCALE or not is_number(value)}
     tree = _started(tree, start)
     rest = [(key, value) for key, value in changes.items() if key not in STARTS]
     for key, value in sorted(rest, key=lambda change: change[0].count(".")):
@@ -59,14 +59,15 @@ def overlay(tree: Tree, changes: Mapping[str, Any]) -> Tree:
     return tree
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a scale is a factor, and no word."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _at_factor(tree: Tree, scale: Any) -> Tree:
     """With a number as its factor; a word is a size of the preset's own, and no factor stays beside it."""
     tree = {key: value for key, value in tree.items() if key != FACTOR}
-    if not _is_number(scale):
+    if not is_number(scale):
         return tree
     if not 0 < scale < math.inf:
         message = f"'{SCALE}': a factor is more than 0 (it is {scale})"
