@@ -219,7 +219,11 @@ def resume_ledger_fitted(ledger: Any, plain: dict[str, Any], curve: Curve) -> Ca
     return put
 
 
-@pytest.mark.parametrize("key", [field for field in vars(Trained()) if field not in ("diverged_step", "stopped")])
+OF_OTHERS = ("diverged_step", "stopped", "seconds", "warm_seconds")
+"""What a training that goes on has not, or only one whose seconds are counted (see `test_budget`)."""
+
+
+@pytest.mark.parametrize("key", [field for field in vars(Trained()) if field not in OF_OTHERS])
 def test_every_figure_of_the_run_is_needed(key: str, tmp_path: Path) -> None:
     moe = {"feed_forward": {"name": "moe", "n_experts": 4}}
     settings = variant(moe, steps=STEPS, eval_every=3)
