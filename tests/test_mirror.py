@@ -296,7 +296,7 @@ def perform(connection, *_):
 if __name__ == "__main__":
     mirror._perform = perform
     root = Path(sys.argv[1])
-    mirror.Mirror(root, Store(root / "small"), "", behind=False, patience=0)
+    kept = mirror.Mirror(root, Store(root / "small"), "", behind=False, patience=0)  # dropped, it would hang up
     signal.pause()
 """
 
