@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import platform
-import socket
 import sqlite3
 import time
 import warnings
@@ -547,8 +546,9 @@ def _reason(error: BaseException) -> str:
     """What the system said where that is the root of it, as of a server that is not there; else the error's words."""
     within: BaseException | None = error
     while within is not None:
-        if isinstance(within, ConnectionError | socket.gaierror) and within.strerror:
-            return f"the server cannot be reached: {within.strerror}."
+        is_of_network = isinstance(within, ConnectionError) or type(within).__name__ == "gaierror"  # a name unknown
+        if is_of_network and (reason := getattr(within, "strerror", None)):
+            return f"the server cannot be reached: {reason}."
         within = within.__cause__ or within.__context__
     return " ".join(str(error).split())[:300] or type(error).__name__
 
