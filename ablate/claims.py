@@ -15,11 +15,11 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Literal, NoReturn, cast
 
 from ablate.choice import Faults, SettingsError, as_whole, unknown
 from ablate.metrics import METRICS
-from ablate.schema import TRIALS
 
 MOST_CHARACTERS = 1000
 DEEPEST = 20
@@ -27,10 +27,15 @@ MOST_ALTERNATIVES = 64
 """`abs` of a measured value is the larger of two, and `min` and `max` choose among theirs: so many in all."""
 
 FUNCTIONS = ("abs", "min", "max")
-KNOWN = tuple(column for column in METRICS if column in TRIALS.names)
-"""What a claim can speak of: the metrics that a trial's row holds."""
-
 Sign = Literal["<", "<=", ">", ">=", "=="]
+
+
+@cache
+def known() -> tuple[str, ...]:
+    """What a claim can speak of: the metrics that a trial's row holds."""
+    from ablate.schema import TRIALS  # pyarrow has threads, which what trials are forked from must not
+
+    return tuple(column for column in METRICS if column in TRIALS.names)
 
 
 @dataclass(frozen=True)
@@ -298,8 +303,8 @@ class _Parser:
         name, _, metric = text.rpartition(".")
         if name[0] in "'\"":
             name = name[1:-1].replace(name[0] * 2, name[0])
-        if metric not in KNOWN:
-            raise unknown(metric, KNOWN, "metric", ())
+        if metric not in known():
+            raise unknown(metric, known(), "metric", ())
         return Figure(self.means.get(name, name), metric)
 
     def _refuse(self, problem: str, cure: str) -> NoReturn:
