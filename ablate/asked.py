@@ -153,6 +153,23 @@ def resources_for(wanted: Wanted, plans: Sequence[VariantPlan]) -> Resources:
     )
 
 
+def of_other_threads(experiment: Experiment, store: Store, resources: Resources) -> str | None:
+    """What to know where nothing is stored of the trials that are asked for, but of the same with other threads: bits
+    depend on their number, so that they are other trials.
+    """
+    from ablate.machine import available_threads
+
+    device = resources.device
+    if experiment.search or any(store.trial(each.trial_id) for each in experiment.trials(device, resources.threads)):
+        return None
+    for threads in range(1, available_threads() + 1):
+        if stored := sum(store.trial(each.trial_id) is not None for each in experiment.trials(device, threads)):
+            theirs, own = many(threads, "thread"), many(resources.threads, "thread")
+            use = f"another --workers, or --set train.threads={threads}, goes on with them"
+            return f"{many(stored, 'trial')} with {theirs} each stored, none with {own} as now: {use}"
+    return None
+
+
 def many(number: int, word: str) -> str:
     """`1 seed`, `2 seeds`."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"

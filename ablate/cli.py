@@ -261,6 +261,8 @@ def _print_plan(facts: Mapping[str, Any]) -> None:
     trials = f"{many(counts['trials'], 'trial')}, {facts['stored']} of them stored"
     shared = f"{facts['device']}, {facts['workers']} at a time, {many(facts['threads'], 'thread')} each"
     echo(f"{numbers} variants; {trials}; {shared}")
+    if facts["of_other_threads"]:
+        echo(facts["of_other_threads"])
     if facts["design"] and "aliases" in facts["design"]:
         for line in in_words(facts["design"]):
             echo(line)
@@ -527,6 +529,8 @@ def status(as_json: bool, **options: Any) -> int:
         over = "over" if tuning["is_over"] else f"{tuning['left']} left, as far as is known by now"
         echo(f"{facts['name']}: tuning: {tuning['trials']} trials: {tried}; {over}")
     echo(f"{facts['name']}: {facts['planned']} trials: {outcomes}{profiled}; {facts['left']} left")
+    if facts["of_other_threads"]:
+        echo(facts["of_other_threads"])
     if facts["rounds_left"]:
         echo(f"rounds of timing: {facts['rounds_left']} left")
     if facts["damaged"]:

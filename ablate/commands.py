@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ablate import document, plug_in
-from ablate.asked import Wanted, aside, judged, name_of, read, resources_for, stored
+from ablate.asked import Wanted, aside, judged, name_of, of_other_threads, read, resources_for, stored
 from ablate.results import Store, is_only_profiled, is_store, nothing_stored
 from ablate.terminal import visible
 
@@ -55,6 +55,7 @@ def plan_facts(wanted: Wanted) -> dict[str, Any]:
         "profile": experiment.baseline.settings.profile.model_dump(mode="json"),
         "variants": [each.facts() for each in plans],
         "invalid": [{"variant": each.name, "reason": each.reason} for each in experiment.invalid],
+        "of_other_threads": of_other_threads(experiment, store, resources),
         "claims": _claims(experiment, plans, resources, store),
         "same": experiment.same,
         "plug_ins": experiment.plug_ins(),
@@ -96,6 +97,7 @@ def status(wanted: Wanted) -> dict[str, Any]:
             for row in (*(each for each in tried if each["status"] not in FINE), *rows)
             if row["status"] != "ok"
         ],
+        "of_other_threads": of_other_threads(experiment, store, resources),
         "claims": _claims(experiment, plans, resources, store),
     }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ablate import document
-from ablate.asked import Wanted, check_claimed, judged, many, read, report, resources_for
+from ablate.asked import Wanted, check_claimed, judged, many, of_other_threads, read, report, resources_for
 from ablate.files import FULL, check_room
 from ablate.inside import folder_of
 from ablate.results import Store, places, told, tuning_places
@@ -192,9 +192,11 @@ class _Sweep:
         progress = Progress(console, len(queue))
         running = self._begin(progress, search, self.experiment, self.plans, retry_failed=again, only=only)
         rounds_left = len(running.rounds_left())
-        opening = _opening(self.experiment, len(queue), _statuses(self.store, self.trials), rounds_left)
+        outcomes = _statuses(self.store, self.trials)
+        opening = _opening(self.experiment, len(queue), outcomes, rounds_left, only=only if again else None)
         said = search.choices() if search else []
-        self._say(console, [*said, opening, *_done_again(self.store, self.trials)])
+        others = of_other_threads(self.experiment, self.store, self.resources)
+        self._say(console, [*said, opening, *([others] if others else []), *_done_again(self.store, self.trials)])
         self._open_mirror(held, new=bool(queue or rounds_left))
         with progress:
             running.carry_out(queue, self.received)
@@ -344,7 +346,9 @@ def _mirror(wanted: Wanted, store: Store, stopped: Callable[[], bool], *, new: b
     return Mirror(wanted.results, store, wanted.syncing(), behind=behind, stopped=stopped)
 
 
-def _opening(experiment: Experiment, to_run: int, statuses: Counter[str], rounds_left: int) -> str:
+def _opening(
+    experiment: Experiment, to_run: int, statuses: Counter[str], rounds_left: int, only: str | None = None
+) -> str:
     planned, seeds, total = experiment.counts["planned"], len(experiment.seeds), experiment.counts["trials"]
     size = " ".join([many(planned, "variant"), "x", many(seeds, "seed"), "=", many(total, "trial")])
     failed = {status: number for status, number in sorted(statuses.items()) if status != "ok"}
@@ -353,7 +357,8 @@ def _opening(experiment: Experiment, to_run: int, statuses: Counter[str], rounds
     if to_run == 0:
         said = ", ".join(f"{number} {status}" for status, number in failed.items())
         them = "it" if sum(failed.values()) == 1 else "them"
-        again = f" ({said}; --retry-failed runs {them} again)" if failed else ""
+        how = f"the rest than --only {only} is left of {them}" if only else f"--retry-failed runs {them} again"
+        again = f" ({said}; {how})" if failed else ""
         return f"{experiment.name}: {size}, all of them stored: nothing to train{again}{then}"
     stored = f", {total - to_run} of them stored" if to_run < total else ""
     return f"{experiment.name}: {size}{stored}, {to_run} to run{then.removesuffix(' to run')}"

@@ -432,6 +432,8 @@ def _check_database(uri: str) -> None:
     path = database_of(uri)
     if path is None or not path.exists():
         return
+    if not os.access(path, os.W_OK):
+        raise TrackingError(f"{path.name} is read-only.", f"Let it be written to, or move it away, then: {SYNC}")
     fault = "it is a folder" if path.is_dir() else _fault_of_database(path)
     if fault and "locked" in fault:
         raise TrackingError(f"{path.name} is locked by another program.", f"When that has ended: {SYNC}")

@@ -16,9 +16,11 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 from conftest import Write
+from stored import CURVE, PROFILE, row
 
 from ablate import __version__, asked, catalogue, cli, commands, registry, sweep
 from ablate.cli import main
+from ablate.machine import Resources
 from ablate.results import Store
 
 ROOT = Path(__file__).parent.parent
@@ -441,6 +443,27 @@ def test_what_is_stored_but_not_ok_is_told(write: Write) -> None:
         "tiny: 1 variant x 1 seed = 1 trial, all of them stored: nothing to train"
         " (1 crashed; --retry-failed runs it again)",
     ]
+
+
+def test_what_is_left_of_a_part_is_not_told_to_be_asked_for_as_it_was(write: Write) -> None:
+    experiment = asked.read(asked.Wanted(str(write())))
+    said = sweep._opening(experiment, 0, Counter({"timeout": 1}), 0, only="train")
+    assert said.endswith("nothing to train (1 timeout; the rest than --only train is left of it)")
+
+
+def test_trials_of_another_number_of_threads_are_told(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ablate.machine.available_threads", lambda: 2)
+    experiment, store = asked.read(asked.Wanted(str(write("seeds: 2")))), Store(tmp_path / "r", create=True)
+    alone, aside = Resources("cpu", 1, 2), Resources("cpu", 2, 1)
+    assert asked.of_other_threads(experiment, store, aside) is None
+    store.write_trial(row(experiment.trials("cpu", 2)[0].trial_id), CURVE, PROFILE)
+    assert asked.of_other_threads(experiment, store, alone) is None
+    assert asked.of_other_threads(experiment, store, aside) == (
+        "1 trial with 2 threads each stored, none with 1 thread as now: "
+        "another --workers, or --set train.threads=2, goes on with them"
+    )
 
 
 # --- Where packages are missing ---------------------------------------------------------------------------------------

@@ -336,6 +336,15 @@ def blocked(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def read_only(path: Path) -> Iterator[None]:
+    """As to a user who is not root."""
+    may = os.access
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "access", lambda file, mode: file != path and may(file, mode))
+        yield
+
+
+@contextlib.contextmanager
 def torn(path: Path) -> Iterator[None]:
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
@@ -372,6 +381,7 @@ def on_a_full_disk(path: Path) -> Iterator[None]:
     [
         (locked, "mlflow.db is locked by another program"),
         (blocked, "it is a folder"),
+        (read_only, "mlflow.db is read-only. Let it be written to, or move it away"),
         (torn, "Move mlflow.db away"),
         (of_another_version, "mlflow db upgrade"),
         (on_a_full_disk, "later: python -m ablate sync"),
