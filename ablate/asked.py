@@ -115,6 +115,15 @@ def check_claimed(claims: Sequence[Any], where: str) -> None:
         raise document.FileFaults([f"{message}\n  write `claims` in the file, or leave --check-claims out"])
 
 
+def other_claims(target: str, found: Results) -> str | None:
+    """What to know where a file's claims are no longer those that it was run with."""
+    before = (found.experiment.get("resolved") or {}).get("claims") or []
+    if Path(target).is_dir() or (document.read(target).data.get("claims") or []) == before:
+        return None
+    message = f"{printable(target)}: its claims have changed since the last run, and are not judged here"
+    return f"{message}\n  run it again: what is stored is not trained anew"
+
+
 def stored(target: str, results: Path) -> Results:
     """The results of an experiment file, or of a folder of results. Raises `FileFaults`."""
     folder = Path(target) if Path(target).is_dir() else results / name_of(target)

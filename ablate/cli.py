@@ -406,16 +406,18 @@ def report(target: str, results: Path, reports: Path, check_claims: bool, as_jso
     from ablate import asked
 
     found = asked.stored(target, results)
-    claims = [each.document() for each in asked.judged(found)]
+    claims, changed = [each.document() for each in asked.judged(found)], asked.other_claims(target, found)
     if check_claims:
         asked.check_claimed(claims, target)
     path = asked.report(found, reports)
+    if changed:
+        echo(changed, err=True)
     if as_json:
         _print_json({"report": str(path), "claims": claims})
     else:
         echo(f"report: {path}")
         _print_claims(claims)
-    return 1 if check_claims and any(each["verdict"] != "supported" for each in claims) else 0
+    return 1 if check_claims and (changed or any(each["verdict"] != "supported" for each in claims)) else 0
 
 
 @main.command(name="list")

@@ -341,6 +341,8 @@ def test_the_exit_status_follows_the_claims(write: Write, monkeypatch: pytest.Mo
     done = ended("run", "tiny.yaml", "--check-claims", claims=true)
     assert (done.exit_code, f"supported: {true}" in done.stdout) == (0, True), done.output
     assert ended("report", "tiny.yaml", "--check-claims", claims=true).exit_code == 0
+    done = ended("report", "tiny.yaml", "--check-claims", claims=false)
+    assert (done.exit_code, "its claims have changed since the last run" in done.stderr) == (1, True), done.output
     done = ended("run", "tiny.yaml", "--check-claims", claims=f"{true}, {false}")
     assert (done.exit_code, f"inconclusive: {false} (a single seed has no interval)" in done.stdout) == (1, True)
     assert ended("run", "tiny.yaml", claims=f"{true}, {false}").exit_code == 0
