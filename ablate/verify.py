@@ -15,7 +15,7 @@ from ablate.files import leftovers, read_whole
 from ablate.results import LOCK, Store, of_rows
 from ablate.schema import SCHEMAS
 from ablate.shelf import COMPACTED, Found, shown
-from ablate.tables import is_sealed
+from ablate.tables import ResultsError, is_sealed
 
 Fault = tuple[str, str, str]
 """The file, what is wrong, and what to do."""
@@ -45,7 +45,9 @@ def verify(store: Store) -> dict[str, Any]:
         with suppress(OSError):  # where nothing can be written nobody writes
             held.enter_context(store.alone())
         looks = {kind: store.look(kind) for kind in SCHEMAS}
-        faults = [*_faults_of_documents(store.folder), *_foreign(store.folder), *_of_rows(store, looks)]
+        faults = [*_faults_of_documents(store.folder), *_foreign(store.folder), *_strangers(store, looks["trials"])]
+        strange = {name for name, _, _ in faults}
+        faults += [fault for fault in _of_rows(store, looks) if fault[0] not in strange]
     for kind, found in looks.items():
         faults += _of_kind(kind, found)
     return {
@@ -106,6 +108,18 @@ def _of_kind(kind: str, found: Found) -> Iterator[Fault]:
 
 def _cure(fault: str) -> str:
     return "install that version" if "newer ablate" in fault else _AGAIN
+
+
+def _strangers(store: Store, found: Found) -> Iterator[Fault]:
+    """Rows that were put here from the folder of another experiment."""
+    try:
+        name = store.experiment().get("name")
+    except ResultsError:
+        return
+    for trial_id, table in found.tables.items():
+        others = {each for each in table["experiment"].to_pylist() if each is not None} - {name}
+        for other in sorted(others) if name else ():
+            yield f"trials/{trial_id}", f"is of the experiment {shown(other)}", _AWAY
 
 
 def _of_rows(store: Store, looks: dict[str, Found]) -> Iterator[Fault]:

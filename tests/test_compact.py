@@ -236,3 +236,9 @@ def test_whatever_is_wrong_is_named_with_what_to_do(store: Store) -> None:
 def test_where_nothing_is_stored_it_says_so(verb: str, tmp_path: Path) -> None:
     done = told(verb, str(tmp_path))
     assert (done.exit_code, done.output.splitlines()[0]) == (2, f"no results in {tmp_path}")
+
+
+def test_a_row_of_another_experiment_is_named_and_nothing_asked_of_it(store: Store) -> None:
+    store.write_trial(row("ff99", experiment="another"), {}, {})
+    told = [fault for fault in verify(store)["faults"] if "ff99" in fault["file"]]
+    assert told == [{"file": "trials/ff99", "fault": "is of the experiment another", "cure": "move it away"}]
