@@ -452,6 +452,14 @@ def test_what_nobody_measured_has_no_column(plain_text: Any) -> None:
     assert "peak allocated ↓" not in text
 
 
+def test_what_only_holm_takes_the_verdict_from_is_no_clear_difference_in_short(plain_text: Any) -> None:
+    close = [2.541, 2.533, 2.552]  # its own interval excludes zero, and six are compared
+    losses_of = {f"v{i}": [2.5, 2.51, 2.49] for i in range(5)} | {"close": close}
+    said = plain_text(results(losses(baseline=[2.5, 2.5, 2.5], **losses_of)))
+    assert "no clear difference (after Holm)" in said
+    assert "**no verdict**" not in said
+
+
 def test_the_summary_begins_with_who_is_better(plain_text: Any) -> None:
     rows = losses(baseline=[2.5, 2.6, 2.7], good=[2.4, 2.5, 2.6001], bad=[2.6, 2.7, 2.8001], same=[2.5, 2.61, 2.69])
     rows += [trial("lone", 0, 2.5, params_total=2000), trial("lost", 0, None, status="oom")]

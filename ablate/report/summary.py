@@ -91,7 +91,7 @@ def _in_short(others: list[Variant], baseline: Variant) -> Iterator[str]:
 
 
 def _outcome(variant: Variant, baseline: Variant) -> str:
-    verdict = variant.against(baseline, LOSS).verdict
+    verdict = variant.against(baseline, LOSS).verdict.removesuffix(" (after Holm)")
     return verdict if verdict in OUTCOMES else NO_VERDICT
 
 
