@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field
@@ -262,10 +263,13 @@ class _Expansion:
         self._placed(("vary",), lambda: _none(grid.homeless(self.axes.values, trees)))
         for factor in filter(grid.is_number, self.axes.values.get(grid.SCALE, [])):
             alone = {grid.SCALE: factor}
-            self._placed(("vary",), lambda alone=alone: sized(grid.applicable(self.base_tree, alone)[0]), alone)  # type: ignore[misc]
+            self._placed(("vary",), partial(self._sized_with, alone), alone)
         for i, rule in enumerate(self.file.exclude):
-            self._placed(("exclude", i), lambda rule=rule: _none(grid.homeless(rule, trees)))  # type: ignore[misc]
-            self._placed(("exclude", i), lambda rule=rule: sized(grid.applicable(self.base_tree, rule)[0]))  # type: ignore[misc]
+            self._placed(("exclude", i), partial(_none, grid.homeless(rule, trees)))
+            self._placed(("exclude", i), partial(self._sized_with, rule))
+
+    def _sized_with(self, changes: Mapping[str, Any]) -> VariantSettings:
+        return sized(grid.applicable(self.base_tree, changes)[0])
 
     def _point(self, combination: Mapping[str, Any]) -> _Point | None:
         """What a combination comes to, None where it is excluded. A value wrong by itself refuses the file."""
