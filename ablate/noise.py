@@ -18,7 +18,7 @@ from ablate.interleaved import Rounds
 from ablate.machine import Resources
 from ablate.metrics import TIMED
 from ablate.rounds import Row
-from ablate.stats import MOST_REPEATS, POWER, SOUGHT, Ratio, finite, repeats_needed, smallest_visible
+from ablate.stats import ALPHA, MOST_REPEATS, POWER, SOUGHT, Ratio, finite, repeats_needed, smallest_visible
 
 OWN_MODEL = """\
 name: built-in
@@ -54,29 +54,34 @@ def check(
         rows = [row for _, found in done for row in found]
     if stopped():
         return None
-    facts = {"model": experiment.name, "repeats": repeats, **_found(rows)}
+    compared = max(1, len(experiment.variants) - 1)
+    facts = {"model": experiment.name, "repeats": repeats, **_found(rows, compared)}
     if why is None and facts["figures"]:
         calibration.keep_aa(known, facts)
     machine = {"device": resources.device, "device_name": known.get("device_name"), "threads": threads}
     return {**machine, **facts, "fault": why}
 
 
-def _found(rows: list[Row]) -> dict[str, Any]:
+def _found(rows: list[Row], variants: int) -> dict[str, Any]:
     timed = Rounds(rows)
-    figures = {TIMED[kind]: figure(timed.against_itself(kind)) for kind in timed.timings}
+    contrasts = variants * len(timed.timings)  # as they are judged in an experiment that compares so many
+    figures = {TIMED[kind]: figure(timed.against_itself(kind), contrasts) for kind in timed.timings}
     loads = [load for row in rows if (load := finite(row["other_load_cores"])) is not None]
     failed = [f"{row['status']}: {row['reason']}" for row in rows if row["status"] != "ok"]
     return {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "figures": figures,
+        "contrasts": contrasts,
         "inside": bool(figures) and all(each["inside"] for each in figures.values()),
         "other_load_cores": max(loads, default=None),
         "failed": failed,
     }
 
 
-def figure(check: Ratio) -> dict[str, Any]:
-    """One A/A check as plain data; what its rounds do not give is None."""
+def figure(check: Ratio, contrasts: int) -> dict[str, Any]:
+    """One A/A check as plain data; what its rounds do not give is None. What could be seen, and what it takes to see
+    more, is reckoned for a variant's time as one of so many `contrasts`.
+    """
     sd, n = check.sd, check.n
     return {
         "ratio": check.mean,
@@ -85,8 +90,8 @@ def figure(check: Ratio) -> dict[str, Any]:
         "sd": sd,
         "n": n,
         "inside": check.holds_equality,
-        "smallest_visible": None if sd is None else smallest_visible(sd, n),
-        "repeats_needed": None if sd is None else repeats_needed(sd, n),
+        "smallest_visible": None if sd is None else smallest_visible(sd, n, ALPHA / contrasts),
+        "repeats_needed": None if sd is None else repeats_needed(sd, n, contrasts=contrasts),
     }
 
 
@@ -129,6 +134,8 @@ def verdict(facts: Mapping[str, Any]) -> str:
     said += [f"not timed: {why}" for why in dict.fromkeys(facts["failed"])]
     if facts["figures"] and not facts["inside"]:
         said.append("verdicts on times are not to be trusted here: quieten the machine, and check again")
+    if facts["contrasts"] > 1:
+        said.append(f"what is seen is reckoned for {facts['contrasts']} contrasts judged at once (after Holm)")
     coarse = [each["smallest_visible"] for each in facts["figures"].values() if each["smallest_visible"] is not None]
     if max(coarse, default=0.0) > SOUGHT:
         said.append(f"too noisy for so few rounds: a slowdown of {SOUGHT * 100:.0f} % would mostly go unseen")

@@ -188,8 +188,21 @@ def test_a_model_that_equals_itself_is_told_with_its_noise(timed: type[TwiceTime
     assert "none seen" in lines["step"]
     assert "none seen" in lines["prefill"]
     assert "the baseline of built-in, 6 rounds of two processes; other programs kept up to 0.3 cores busy" in output
+    assert "reckoned for 2 contrasts judged at once" in output
     assert "round   6 of 6" in heard
     assert "too noisy" not in output
+
+
+def test_rounds_are_recommended_for_all_that_a_file_compares(timed: type[TwiceTimed], tmp_path: Path) -> None:
+    file = tmp_path / "three.yaml"
+    file.write_text(
+        "name: three\nbaseline: {d_model: 32, n_layers: 1, n_heads: 4}\ntrain: {steps: 1}\nprofile: {repeats: 3}\n"
+        "variants: {a: {n_layers: 2}, b: {n_layers: 3}, c: {n_layers: 4}}\n"
+    )
+    facts = json.loads(aa("--aa", str(file), "--repeats", "6", "--json")[1])
+    step = facts["figures"]["step_seconds_p50"]
+    assert facts["contrasts"] == 6  # two times of three variants
+    assert step["repeats_needed"] == repeats_needed(step["sd"], 6, contrasts=6)
 
 
 def test_a_machine_too_noisy_for_its_rounds_says_so(timed: type[TwiceTimed]) -> None:
@@ -209,7 +222,8 @@ def test_an_aa_check_as_json_with_known_answers(timed: type[TwiceTimed]) -> None
     assert step["sd"] == pytest.approx(statistics.stdev(logs))
     assert step["n"] == 6
     assert step["inside"] is True
-    assert step["repeats_needed"] == repeats_needed(step["sd"], 6)
+    assert facts["contrasts"] == 2  # a step and a prefill, of one variant
+    assert step["repeats_needed"] == repeats_needed(step["sd"], 6, contrasts=2) > repeats_needed(step["sd"], 6)
     assert 0 < step["smallest_visible"] < 0.05
     assert facts["inside"] is True
     assert facts["failed"] == []

@@ -67,9 +67,11 @@ def seeds_needed(difference: float, sd: float, n: int, level: float = ALPHA, lea
     return next((total for total, each in zip(totals, found, strict=True) if each >= least_power), None)
 
 
-def repeats_needed(sd: float, n: int, difference: float = SOUGHT, power: float = POWER) -> int | None:
-    """The fewest rounds that find a relative slowdown with the probability `power`, by the sd of log ratios."""
-    return seeds_needed(math.log1p(difference), sd, n, least_power=power)
+def repeats_needed(sd: float, n: int, difference: float = SOUGHT, contrasts: int = 1) -> int | None:
+    """The fewest rounds that find a relative slowdown with a probability of `POWER`, by the sd of log ratios; as the
+    first of so many contrasts, so that it is found whatever the others come to.
+    """
+    return seeds_needed(math.log1p(difference), sd, n, ALPHA / contrasts)
 
 
 def upper_sd(sd: float, n: int) -> float:
