@@ -1,7 +1,7 @@
-"""Checkpoints as files: safetensors with strict JSON in its header, nothing in them is ever executed.
+"""Checkpoints, written and read back: safetensors with strict JSON in its header, nothing in them is ever executed.
 
-A file is written beside and renamed, tensor by tensor, so that writing one takes no memory worth the name. Its last
-tensor is the SHA-256 of all bytes before it. The two newest of a folder stay, for the newest may turn out to be bad.
+A file is written beside and renamed, tensor by tensor, so that writing one takes no memory worth the name. The two
+newest of a folder stay, for the newest may turn out to be bad.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
-import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -22,27 +20,18 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ablate.files import check_file, write_atomically
+from ablate.checkpoint_file import CHECKSUM, DIGEST_BYTES, PLAIN, STEP, as_json, files, path_of, plain_data
+from ablate.files import write_atomically
 
 _log = logging.getLogger(__name__)
 
 KEPT = 2
-
-_NAME = re.compile(r"step-([0-9]{12})\.safetensors")
-_PLAIN = "ablate"
-_CHECKSUM = "sha256"
-_DIGEST_BYTES = 32
-_BLOCK_BYTES = 2**20
 
 _DTYPES = {
     **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
     **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"},
     **{torch.uint8: "U8", torch.bool: "BOOL"},
 }
-
-
-class UnfitError(Exception):
-    """Why a checkpoint is not used."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +44,7 @@ class Checkpoint:
 
     def names(self) -> set[str]:
         """Of the tensors."""
-        return set(self.tensors.keys()) - {_CHECKSUM}
+        return set(self.tensors.keys()) - {CHECKSUM}
 
     def is_like(self, name: str, tensor: Tensor) -> bool:
         """Whether the tensor of this name has the shape and dtype of another; without reading it."""
@@ -70,7 +59,7 @@ class Checkpoint:
 
 def newest(folder: Path, check: Callable[[Mapping[str, Any]], None]) -> Iterator[Checkpoint]:
     """What can be trusted of a folder, the newest first; of the rest the log tells. `check` raises of plain data."""
-    for path in reversed(_files(folder)):
+    for path in reversed(files(folder)):
         try:
             found = _opened(path)
             check(found.plain)
@@ -86,7 +75,7 @@ def write(folder: Path, step: int, tensors: Mapping[str, Tensor], plain: Mapping
     That is what is older, what is of a later step, which was not used, and what is left of writes that did not finish.
     """
     ordered = dict(sorted(tensors.items(), key=lambda each: (-each[1].element_size(), each[0])))  # keeps them aligned
-    header = _header(ordered, plain)
+    header = _header(step, ordered, plain)
 
     def stream(file: Any) -> None:
         digest = hashlib.sha256(header)
@@ -97,24 +86,20 @@ def write(folder: Path, step: int, tensors: Mapping[str, Tensor], plain: Mapping
             file.write(content)
         file.write(digest.digest())
 
-    written = folder / f"step-{step:012d}.safetensors"
+    written = path_of(folder, step)
     write_atomically(written, stream)
-    kept = [path for path in _files(folder) if path <= written][-KEPT:]
+    kept = [path for path in files(folder) if path <= written][-KEPT:]
     for path in folder.iterdir():
         if path not in kept:
             with suppress(OSError):
                 path.unlink()
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name)) if folder.is_dir() else []
-
-
-def _header(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> bytes:
-    entries: dict[str, Any] = {"__metadata__": {_PLAIN: as_json(plain)}}
+def _header(step: int, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": {STEP: str(step), PLAIN: as_json(plain)}}
     place = 0
     sizes = {name: (_DTYPES[each.dtype], list(each.shape), each.nbytes) for name, each in tensors.items()}
-    for name, (dtype, shape, size) in (sizes | {_CHECKSUM: ("U8", [_DIGEST_BYTES], _DIGEST_BYTES)}).items():
+    for name, (dtype, shape, size) in (sizes | {CHECKSUM: ("U8", [DIGEST_BYTES], DIGEST_BYTES)}).items():
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [place, place + size]}
         place += size
     text = json.dumps(entries, separators=(",", ":"), allow_nan=False).encode()
@@ -128,41 +113,7 @@ def _bytes_of(tensor: Tensor) -> Any:
 
 
 def _opened(path: Path) -> Checkpoint:
-    _check_sum(path)
+    plain = plain_data(path)
     # The file stays open, and its tensors unread, as long as somebody holds it.
     tensors: Any = safe_open(path, framework="pt")
-    return Checkpoint(path, from_json(tensors.metadata()[_PLAIN]), tensors)
-
-
-def _check_sum(path: Path) -> None:
-    left = check_file(path) - _DIGEST_BYTES
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while left > 0 and (block := file.read(min(_BLOCK_BYTES, left))):
-            digest.update(block)
-            left -= len(block)
-        if left or file.read() != digest.digest():
-            raise UnfitError("torn, or changed since it was written")
-
-
-# --- Plain data -------------------------------------------------------------------------------------------------------
-
-_FLOAT = "not finite"
-
-
-def as_json(value: Any) -> str:
-    """Plain data as strict JSON, in which a number that is not finite is an object."""
-    return json.dumps(_strict(value), allow_nan=False, separators=(",", ":"))
-
-
-def from_json(text: str) -> Any:
-    """What `as_json` was given, with lists for tuples."""
-    return json.loads(text, object_hook=lambda each: float(each[_FLOAT]) if each.keys() == {_FLOAT} else each)
-
-
-def _strict(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _strict(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(each) for each in value]
-    return {_FLOAT: repr(value)} if isinstance(value, float) and not math.isfinite(value) else value
+    return Checkpoint(path, plain, tensors)

@@ -326,9 +326,16 @@ def _number(text: str) -> Number:
 def _check(claim: Claim) -> None:
     if not claim.figures:
         raise SettingsError((), "no variant", "speak of a variant's metric, as in gqa.val_loss")
+    if any(_divides_by_nothing(side) for side in (claim.left, claim.right)):
+        raise SettingsError((), "a division by zero", "divide by another number")
     if _alternatives(claim.left) * _alternatives(claim.right) > MOST_ALTERNATIVES:
         message = f"abs, min and max choose among more than {MOST_ALTERNATIVES} alternatives"
         raise SettingsError((), message, "write several claims")
+
+
+def _divides_by_nothing(term: Term) -> bool:
+    own = isinstance(term, Chain) and any(sign == "/" and each == Number(0) for sign, each in term.rest)
+    return own or any(map(_divides_by_nothing, parts(term)))
 
 
 def _alternatives(term: Term) -> int:

@@ -44,7 +44,11 @@ def _named(value: object) -> object:
 
 
 def _sentence(value: object) -> object:
-    return {"claim": value} if isinstance(value, str) else value
+    if isinstance(value, str):
+        return {"claim": value}
+    if not isinstance(value, Mapping):
+        raise SettingsError((), "a sentence is needed", "write one, as in gqa.val_loss < baseline.val_loss")
+    return value
 
 
 def _as_told(value: object) -> object:

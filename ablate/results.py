@@ -36,6 +36,9 @@ from ablate.tables import (
     write_id_of,
 )
 
+CHECKPOINTS = "checkpoints"
+"""The folder with what trainings go on from, a folder a trial."""
+
 LOCK = "store.lock"
 _SECONDS_TO_WAIT = 30.0
 """For another writer, who is done in a moment, or for a compaction."""
@@ -228,7 +231,7 @@ class Store:
 
     def checkpoints_path(self, trial_id: str) -> Path:
         """Where a training that is under way is kept."""
-        return self.folder / "checkpoints" / checked_id(trial_id)
+        return self.folder / CHECKPOINTS / checked_id(trial_id)
 
     def drop_checkpoints(self, trial_id: str) -> None:
         """There is nothing to go on with."""

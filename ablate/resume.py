@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 import ablate
 from ablate import checkpoint
-from ablate.checkpoint import Checkpoint, UnfitError
+from ablate.checkpoint import Checkpoint
+from ablate.checkpoint_file import UnfitError
 from ablate.curve import Curve
 from ablate.job import Past
 

@@ -13,7 +13,7 @@ from ablate import document
 from ablate.asked import Wanted, check_claimed, judged, many, of_other_threads, read, report, resources_for
 from ablate.files import FULL, check_room
 from ablate.inside import folder_of
-from ablate.results import Store, places, told, tuning_places
+from ablate.results import CHECKPOINTS, Store, places, told, tuning_places
 from ablate.schema import SCHEMAS
 from ablate.shelf import COMPACTED
 from ablate.tables import ResultsError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ablate.tuning import Tuning
     from ablate.variant import Trial
 
-_PARTS = (*SCHEMAS, "logs", "checkpoints", "leases")
+_PARTS = (*SCHEMAS, "logs", CHECKPOINTS, "leases")
 _REPORT_LEASE = ".report"
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from ablate import checkpoint_file
 from ablate.documents import EXPERIMENT, MLFLOW, NOTES, read_json
-from ablate.files import leftovers, read_whole
-from ablate.results import LOCK, Store, of_rows
+from ablate.files import leftovers
+from ablate.results import CHECKPOINTS, LOCK, Store, of_rows
 from ablate.schema import SCHEMAS
 from ablate.shelf import COMPACTED, Found, shown
 from ablate.tables import ResultsError, is_sealed
@@ -20,8 +18,7 @@ from ablate.tables import ResultsError, is_sealed
 Fault = tuple[str, str, str]
 """The file, what is wrong, and what to do."""
 
-_RUNNING = "running.json"
-_OTHERS = {"checkpoints", "leases"}
+_OTHERS = {CHECKPOINTS, "leases"}
 """Folders of a run's own, which have their own readers."""
 
 _AGAIN = "python -m ablate run FILE does again what is missing"
@@ -50,6 +47,7 @@ def verify(store: Store) -> dict[str, Any]:
         faults += [fault for fault in _of_rows(store, looks) if fault[0] not in strange]
     for kind, found in looks.items():
         faults += _of_kind(kind, found)
+    faults += _of_checkpoints(store.folder / CHECKPOINTS)
     return {
         "folder": str(store.folder),
         "stored": {kind: len(found.write_ids()) for kind, found in looks.items()},
@@ -71,24 +69,11 @@ def _faults_of_documents(folder: Path) -> Iterator[Fault]:
                 yield name, "is not there", again
         except (OSError, TypeError, ValueError) as error:
             yield name, f"cannot be read: {error}", again
-    if (fault := _fault_of_running(folder / _RUNNING)) is not None:
-        yield _RUNNING, fault, "the next run writes it again, or removes it"
-
-
-def _fault_of_running(path: Path) -> str | None:
-    """What a run that was killed leaves of its announcement."""
-    try:
-        said = json.loads(read_whole(path).decode("utf-8"))
-        return None if psutil.pid_exists(said["pid"]) else "left over from a run that did not end by itself"
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        return f"cannot be read: {error}"
 
 
 def _foreign(folder: Path) -> Iterator[Fault]:
     """What stands in the experiment's folder itself and is not of a run."""
-    known = {*SCHEMAS, *_DOCUMENTS, *_OTHERS, _RUNNING, LOCK, "logs"}
+    known = {*SCHEMAS, *_DOCUMENTS, *_OTHERS, LOCK, "logs"}
     left = {path.name for path in leftovers(folder)}
     for path in sorted(folder.iterdir()):
         if path.name in left:
@@ -136,6 +121,13 @@ def _of_rows(store: Store, looks: dict[str, Found]) -> Iterator[Fault]:
     missing = [trial_id for trial_id in store.present() or () if trial_id not in rows]
     if missing:
         yield "experiment.json", f"{len(missing)} of its trials have no row, {missing[0]} for one", _AGAIN
+
+
+def _of_checkpoints(folder: Path) -> Iterator[Fault]:
+    """What a training could not go on from; it goes on from the one before."""
+    for trial in sorted(folder.iterdir()) if folder.is_dir() else ():
+        for name, fault in checkpoint_file.faults(trial):
+            yield f"{CHECKPOINTS}/{shown(trial.name)}/{name}", fault, f"none is needed, it is not used; or {_AWAY}"
 
 
 def _held(found: Found) -> set[tuple[str, bytes]]:

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from stored import CURVE, PROFILE, ROUND, frames, row
 
-from ablate import files, results
+from ablate import checkpoint, files, results
 from ablate.cli import main
 from ablate.compact import compact
 from ablate.results import Store
@@ -203,9 +203,15 @@ def spoil(store: Store) -> dict[str, str]:
     (folder / "curves/a2.parquet").unlink()
     (folder / "trials/mine.txt").write_text("x", encoding="utf-8")
     (folder / "notes").mkdir()
+    (folder / "checkpoints/a1").mkdir(parents=True)
     (folder / LEFT).write_bytes(b"x")
     (folder / "capacity.json").write_text("{", encoding="utf-8")
-    (folder / "running.json").write_text('{"pid": 999999999, "trials": []}', encoding="utf-8")
+    for step, name in ((3, "step-000000000003"), (4, "step-000000000009"), (5, "step-000000000005")):
+        checkpoint.write(folder / "checkpoints" / f"{step}", step, {}, {})
+        (folder / f"checkpoints/{step}/step-{step:012d}.safetensors").rename(
+            folder / f"checkpoints/a1/{name}.safetensors"
+        )
+    (folder / "checkpoints/a1/step-000000000005.safetensors").write_bytes(b"PK")
     return {
         "trials/a1.parquet": "zero bytes",
         "curves/a1.parquet": "its trial has no row",
@@ -215,7 +221,8 @@ def spoil(store: Store) -> dict[str, str]:
         "notes": "not of ablate",
         LEFT: "did not finish",
         "capacity.json": "cannot be read",
-        "running.json": "did not end by itself",
+        "checkpoints/a1/step-000000000009.safetensors": "another step's name",
+        "checkpoints/a1/step-000000000005.safetensors": "torn, or changed",
         "experiment.json": "1 of its trials have no row, a1 for one",
     }
 

@@ -42,6 +42,7 @@ STOREYS = [
         "interruption",
         "curve",
         "checkpoint",
+        "checkpoint_file",
     ],
     ["registry", "document", "presets", "hf"],
     [*SLOTS],

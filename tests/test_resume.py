@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ablate import checkpoint, resume
-from ablate.checkpoint import as_json, from_json
+from ablate.checkpoint_file import as_json, from_json
 from ablate.curve import Curve
 from ablate.job import Past
 from ablate.model import Transformer, build
@@ -254,6 +254,15 @@ def test_on_a_gpu_its_generator_goes_on_as_well(tmp_path: Path, monkeypatch: pyt
     assert states["now"].tolist() == [1, 2]
 
 
+def test_a_checkpoint_under_the_name_of_another_step_is_not_used(tmp_path: Path, caplog: Any) -> None:
+    checkpoint.write(tmp_path, 3, {"a": torch.zeros(1)}, {})
+    checkpoint.write(tmp_path, 4, {"a": torch.zeros(1)}, {})
+    (tmp_path / "step-000000000003.safetensors").replace(tmp_path / "step-000000000009.safetensors")
+    (found,) = checkpoint.newest(tmp_path, lambda plain: None)
+    assert found.path.name == "step-000000000004.safetensors"
+    assert "of step 3, and has another step's name" in caplog.text
+
+
 def test_a_step_back_leaves_nothing_of_later_steps(tmp_path: Path) -> None:
     """What was not used must not push out what is written now."""
     for step in (3, 6, 4):
@@ -287,8 +296,9 @@ def rewritten(path: Path, **changes: Any) -> None:
     tensors = {name: found.tensor(name) for name in found.names()} | {k: v for k, v in changes.items() if "." in k}
     plain = found.plain | {k: v for k, v in changes.items() if "." not in k}
     aside = path.parent.with_name("aside")
-    checkpoint.write(aside, 1, {k: v for k, v in tensors.items() if v is not None}, plain)
-    (aside / "step-000000000001.safetensors").replace(path)
+    step = found.plain["past"]["steps"]
+    checkpoint.write(aside, step, {k: v for k, v in tensors.items() if v is not None}, plain)
+    (aside / path.name).replace(path)
 
 
 def flipped(path: Path, place: int) -> None:

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from markdown_it import MarkdownIt
 
 import ablate
-from ablate import checkpoint, child, cli, inside, lease, machine, plug_in, registry, terminal
+from ablate import checkpoint_file, child, cli, inside, lease, machine, plug_in, registry, terminal
 from ablate.cli import main
 from ablate.document import FileFaults, parse
 from ablate.report.text import escape
@@ -317,7 +317,9 @@ def test_nobody_waits_for_a_pipe_among_results(tmp_path: Path) -> None:
     assert "running.json" in {each["file"] for each in facts["faults"]}  # type: ignore[index]
     (found,) = _answered(lambda: lease._look(tmp_path / "lease"))
     assert found.holder is None  # type: ignore[attr-defined]
-    assert _answered(lambda: _error_of(lambda: checkpoint._check_sum(tmp_path / "1-1.safetensors"))) == ["not a file"]
+    assert _answered(lambda: _error_of(lambda: checkpoint_file.plain_data(tmp_path / "1-1.safetensors"))) == [
+        "not a file"
+    ]
     assert _answered(lambda: _error_of(lambda: child._opened(tmp_path / "log"))) == ["not a file"]
 
 

@@ -11,6 +11,7 @@ anything was lost, or not as expected. Linux only: it reads /proc.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -72,6 +73,8 @@ def main(arguments: argparse.Namespace) -> int:
     if unknown := [name for name in arguments.only if name not in FAULTS]:
         print(f"no fault {', '.join(map(repr, unknown))}\nknown: {', '.join(FAULTS)}", file=sys.stderr)
         return 2
+    # A handler, since one is not inherited: what was told to ignore it, as by nohup, would let its children ignore it.
+    signal.signal(signal.SIGHUP, lambda *_: None)
     chosen = [FAULTS[name] for name in arguments.only or FAULTS]
     if arguments.list:
         print("\n".join(f"{each.name}: {each.told}" for each in chosen))
