@@ -56,10 +56,15 @@ class Wanted:
 
     def syncing(self) -> str:
         """The command that brings MLflow up to date with it."""
-        parts = ["python", "-m", "ablate", "sync", self.file]
-        for option, folder in (("--results", self.results), ("--reports", self.reports)):
-            parts += [option, str(folder)] if folder != Path(option.removeprefix("--")) else []
-        return shlex.join(parts)
+        return syncing(self.file, self.results, self.reports)
+
+
+def syncing(target: str, results: Path, reports: Path) -> str:
+    """The command that brings MLflow up to date with an experiment."""
+    parts = ["python", "-m", "ablate", "sync", target]
+    for option, folder in (("--results", results), ("--reports", reports)):
+        parts += [option, str(folder)] if folder != Path(option.removeprefix("--")) else []
+    return shlex.join(parts)
 
 
 @contextmanager

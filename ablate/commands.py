@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ablate import document, plug_in
-from ablate.asked import Wanted, aside, judged, name_of, of_other_threads, read, resources_for, stored
+from ablate.asked import Wanted, aside, judged, name_of, of_other_threads, read, resources_for, stored, syncing
 from ablate.results import Store, is_only_profiled, is_store, nothing_stored
 from ablate.terminal import visible
 
@@ -211,12 +211,16 @@ def gates(wanted: Wanted) -> dict[str, Any]:
 
 def sync(target: str, results: Path, reports: Path) -> SyncResult:
     """Bring MLflow up to date from what is stored, and with the report that was written of it."""
-    from ablate.mlflow_address import check_address
+    from ablate.mlflow_address import SYNC, TrackingError, check_address
     from ablate.tracking import Tracker
 
     check_address()
-    store = Store(stored(target, results).folder)
-    return Tracker.connect(results, store).sync(reports / store.folder.name)
+    store, again = Store(stored(target, results).folder), syncing(target, results, reports)
+    try:
+        done = Tracker.connect(results, store).sync(reports / store.folder.name)
+    except TrackingError as error:
+        raise TrackingError(error.message, error.cure.replace(SYNC, again)) from None
+    return replace(done, failed=done.failed and done.failed.replace(SYNC, again))
 
 
 def ui(results: Path, port: int, names: Sequence[str]) -> int:

@@ -466,6 +466,30 @@ def test_trials_of_another_number_of_threads_are_told(
     )
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_sync_that_fails_names_the_command_that_is_to_be_given_again(
+    at_once: bool, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ablate.tracking import SYNC, SyncResult, Tracker, TrackingError
+
+    class Failing:
+        def sync(self, _: Path) -> SyncResult:
+            return SyncResult(failed=f"the server is gone.\n  Later: {SYNC}")
+
+    def connect(*_: Any) -> Failing:
+        if at_once:
+            raise TrackingError("the server is gone.", f"Later: {SYNC}")
+        return Failing()
+
+    file = str(write())
+    Store(Path("elsewhere/tiny"), create=True).write_experiment({"name": "tiny", "variants": []})
+    monkeypatch.setattr(Tracker, "connect", connect)
+    done = ablate("sync", file, "--results", "elsewhere")
+    assert done.exit_code == (2 if at_once else 1)
+    command = f"python -m ablate sync {file} --results elsewhere"
+    assert done.stderr == f"the server is gone.\n  Later: {command}\n"
+
+
 # --- Where packages are missing ---------------------------------------------------------------------------------------
 
 
