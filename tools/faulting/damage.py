@@ -120,7 +120,7 @@ def _newest(damage: str, home: Home) -> None:
 def _others(bench: Bench, home: Home) -> None:
     """The second trial finds what is of the first."""
     folder = next(each for each in (home.store / "checkpoints").iterdir() if any(each.glob("step-*")))
-    for trial_id in bench.whole.trials["trial_id"]:
+    for trial_id in {*bench.whole.trials["trial_id"]} - {folder.name}:
         shutil.copytree(folder, folder.with_name(trial_id), dirs_exist_ok=True)
 
 
