@@ -62,6 +62,24 @@ def reached(budget: str, settings: VariantSettings) -> float | None:
     return found
 
 
+def solution(variant: Variant, before: Point, budget: str, by: str, goal: float, tolerance: float) -> Point | None:
+    """The number for the setting `by` that brings a variant nearest to the goal, as `lattice.nearest` has it; `before`
+    is what it has now.
+    """
+    probe = _Probe(variant, by)
+
+    def at(number: int) -> float | None:
+        settings = probe.settings(number)
+        return None if settings is None else _reached(budget, variant, settings)
+
+    return nearest(at, before, goal, tolerance)
+
+
+def _reached(budget: str, variant: Variant, settings: VariantSettings) -> float | None:
+    """Of a variant with other settings. Raises `Faults` where its own code fails."""
+    return answered(variant.plain, partial(reached, budget, settings))
+
+
 def _asked(source: Mapping[str, Any]) -> Iterator[tuple[Path, MatchSettings]]:
     """The budgets of a file, each with its place. Raises `Faults`."""
     if "match" not in source:
@@ -92,7 +110,7 @@ class _Budget:
             _check_setting(self.by, self.path, experiment)
         except Faults as faults:
             raise Faults(self._fault(f.message, f.cure, "by") for f in faults.faults) from None
-        goal = self._reached(experiment.baseline.settings)
+        goal = _reached(self.name, experiment.baseline, experiment.baseline.settings)
         if goal is None:
             message = f"the baseline does not tell its {self.name}"
             raise Faults([self._fault(message, "match another budget", self.name)])
@@ -108,7 +126,7 @@ class _Budget:
 
     def solved(self, name: str, variant: Variant) -> Variant:
         """The variant with this budget, under its new name. Raises `Faults` where that is not to be had."""
-        before, own = self._now(variant), self._reached(variant.settings)
+        before, own = self._now(variant), _reached(self.name, variant, variant.settings)
         if own is None:
             raise Faults([self._fault(f"variant {name} does not tell its {self.name}", "match another budget")])
         point = Point(before, own)
@@ -120,7 +138,7 @@ class _Budget:
         if point.number == before:
             return replace(variant, name=name, matched=told)
         tree = grid.overlay(dict(variant.tree), {self.by: point.number})
-        settings = _Probe(variant, self.by, self.path).written(point.number)
+        settings = _Probe(variant, self.by).written(point.number)
         return replace(variant_of(name, tree, settings, variant.corpus, self.written), matched=told)
 
     def _goal_of(self, variant: Variant) -> float:
@@ -128,19 +146,13 @@ class _Budget:
         factor = _factor(variant)
         if factor not in self.goals:
             tree = {**self.baseline.tree, grid.FACTOR: factor}
-            found = self._reached(whole(sized(tree), self.baseline.corpus))
+            found = _reached(self.name, self.baseline, whole(sized(tree), self.baseline.corpus))
             assert found is not None, "the baseline tells it"
             self.goals[factor] = found
         return self.goals[factor]
 
     def _solution(self, name: str, variant: Variant, before: Point, goal: float) -> Point:
-        probe = _Probe(variant, self.by, self.path)
-
-        def at(number: int) -> float | None:
-            settings = probe.settings(number)
-            return None if settings is None else self._reached(settings)
-
-        found = nearest(at, before.number, goal, self.tolerance)
+        found = solution(variant, before, self.name, self.by, goal, self.tolerance)
         if found is None:
             message = f"{self.by} does not change the {self.name} of variant {name}: {_amount(before.reached)}"
             raise Faults([self._fault(f"{message}, the baseline has {_amount(goal)}", "match by another setting")])
@@ -157,9 +169,6 @@ class _Budget:
             message = f"variant {variant.name} has no {self.by}, which is to give it the baseline's {self.name}"
             raise Faults([self._fault(message, "match by a setting that all variants have", "by")])
         return int(value)
-
-    def _reached(self, settings: VariantSettings) -> float | None:
-        return answered(settings.model_dump(mode="json"), partial(reached, self.name, settings))
 
     def _fault(self, message: str, cure: str, key: str = "") -> SettingsError:
         return SettingsError((*self.place, key or self.name), message, cure)
@@ -200,8 +209,8 @@ def _rounded_up(share: float) -> str:
 class _Probe:
     """A variant, tried with other numbers for one of its settings."""
 
-    def __init__(self, variant: Variant, by: str, path: Path) -> None:
-        self.variant, self.by, self.path = variant, by, path
+    def __init__(self, variant: Variant, by: str) -> None:
+        self.variant, self.by, self.path = variant, by, grid.full_path(by)
         self.sized = sized(variant.tree)
         grows = _factor(variant) != 1
         self.is_uniform = grows or not (self.sized.model.layers or self.sized.model.encoder)
