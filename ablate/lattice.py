@@ -6,7 +6,7 @@ are stand close together between two bounds, or are the multiples of one number,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import lcm
@@ -15,8 +15,11 @@ GRAINS = (64, 32, 16, 8, 4, 2, 1)
 MOST = 2**24
 """No dimension is larger."""
 
-_SCANNED = 64
+_SCANNED = 32
 """Numbers on each side that are looked at one by one where nothing says which are possible."""
+
+_TRIED = 8
+"""Multiples of a grain, of which one may be impossible and the next not."""
 
 _TIMES = (2, 3, 5, 7)
 """Divisors of a number are often one another's multiples by these."""
@@ -43,7 +46,7 @@ def nearest(at: At, start: Point, goal: float, tolerance: float) -> Point | None
     """The point nearest to the goal on the coarsest grain that has one within the relative `tolerance`.
 
     `start` is a point that there is. Where no grain has one, the nearest of all; None where the quantity is the same at
-    every number.
+    every number. Raises `CrookedError` where it is seen to go both ways.
     """
     search = _Search(at, start, goal)
     if not search.orient():
@@ -61,6 +64,14 @@ def mismatch(reached: float, goal: float) -> float:
     if reached == goal:
         return 0.0
     return abs(reached - goal) / goal if goal else float("inf")
+
+
+class CrookedError(ValueError):
+    """The quantity goes up and down: three points that show it."""
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        self.points = points
+        super().__init__(", ".join(f"{point.reached:,.0f} at {point.number}" for point in points))
 
 
 class _Search:
@@ -116,7 +127,7 @@ class _Search:
 
     def _multiple(self, start: int, grain: int, way: int, tolerance: float) -> Point | None:
         number = start
-        for _ in range(_SCANNED):
+        for _ in range(_TRIED):
             step = lcm(grain, self.stride or 1)
             number = -way * (-way * number // step) * step
             if not 0 < number <= MOST or self._is_beyond(number, start, tolerance):
@@ -164,10 +175,17 @@ class _Search:
         return max(self.low, self.floor), min(self.high, self.ceiling)
 
     def _place(self, number: int) -> None:
+        self._check()
         if self.direction * (self._value(number) - self.goal) < 0:
             self.low = max(self.low, number)
         else:
             self.high = min(self.high, number)
+
+    def _check(self) -> None:
+        points = self.points()
+        for before, point, behind in zip(points, points[1:], points[2:], strict=False):
+            if (point.reached - before.reached) * (behind.reached - point.reached) < 0:
+                raise CrookedError([before, point, behind])
 
     # --- Which numbers are possible -----------------------------------------------------------------------------------
 

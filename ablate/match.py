@@ -13,7 +13,7 @@ from ablate import grid
 from ablate.choice import Faults, Path, Settings, SettingsError, validated
 from ablate.cost import cache_bytes_per_token, cost
 from ablate.expansion import answered, variant_of, whole
-from ablate.lattice import Point, mismatch, nearest
+from ablate.lattice import CrookedError, Point, mismatch, nearest
 from ablate.settings import MatchSettings, VariantSettings, resolved, typed
 from ablate.sizes import sized
 from ablate.variant import Invalid, Matched, Variant
@@ -64,7 +64,7 @@ def reached(budget: str, settings: VariantSettings) -> float | None:
 
 def solution(variant: Variant, before: Point, budget: str, by: str, goal: float, tolerance: float) -> Point | None:
     """The number for the setting `by` that brings a variant nearest to the goal, as `lattice.nearest` has it; `before`
-    is what it has now.
+    is what it has now. Raises `lattice.CrookedError`.
     """
     probe = _Probe(variant, by)
 
@@ -152,7 +152,11 @@ class _Budget:
         return self.goals[factor]
 
     def _solution(self, name: str, variant: Variant, before: Point, goal: float) -> Point:
-        found = solution(variant, before, self.name, self.by, goal, self.tolerance)
+        try:
+            found = solution(variant, before, self.name, self.by, goal, self.tolerance)
+        except CrookedError as error:
+            message = f"the {self.name} of variant {name} goes up and down with {self.by}: {error}"
+            raise Faults([self._fault(message, "match by a setting that it only grows with")]) from None
         if found is None:
             message = f"{self.by} does not change the {self.name} of variant {name}: {_amount(before.reached)}"
             raise Faults([self._fault(f"{message}, the baseline has {_amount(goal)}", "match by another setting")])
