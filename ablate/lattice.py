@@ -24,6 +24,9 @@ _TRIED = 8
 _TIMES = (2, 3, 5, 7)
 """Divisors of a number are often one another's multiples by these."""
 
+_ENOUGH = 3
+"""Where it is the same at so many numbers it is the same everywhere."""
+
 _LEAP = 8
 """So many times as far as before one looks where nothing is known beyond."""
 
@@ -150,7 +153,7 @@ class _Search:
         first, value = self.start.number, self.start.reached
         yield min(max(round(first * self.goal / value), 1), _LEAP * first) if value else first + 1
         yield from (first + 1, first - 1, 2 * first, _LEAP * first, first // 2, 1)
-        if self.stride == 0:
+        if self.stride == 0 and len(self.points()) < _ENOUGH:
             yield from self._out_of_order(first, first)
 
     def _guess(self, turn: int) -> int | None:

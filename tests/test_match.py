@@ -14,7 +14,7 @@ from conftest import Expand, Refused, Write
 from ablate import catalogue, grid, match, plan
 from ablate.cli import main
 from ablate.experiment import Experiment
-from ablate.lattice import Point, mismatch, nearest
+from ablate.lattice import mismatch, nearest
 from ablate.settings import resolved, typed
 from ablate.variant import Variant
 
@@ -155,15 +155,15 @@ def test_every_pair_of_choices_is_matched_as_nearly_as_can_be_over_200_shapes() 
         shape, budget = everything[place * 7 % 200], TARGETS[place % 3]
         variant, goal = solvable(shape, other), match.reached(budget, solvable(shape, one).settings)
         assert goal is not None
-        own = match.reached(budget, variant.settings)
-        probe, looks = match._Probe(variant, "feed_forward.d_ff"), list[int]()
+        probe, now = match.Probe(variant, budget, D_FF), match.before(variant, budget, D_FF)
+        looks = list[int]()
 
         def at(number: int) -> float | None:
             looks.append(number)  # noqa: B023
-            settings = probe.settings(number)  # noqa: B023
-            return None if settings is None else match.reached(budget, settings)  # noqa: B023
+            return probe.at(number)  # noqa: B023
 
-        found = nearest(at, Point(int(grid.get(variant.plain, probe.path)), own), goal, 0.01)
+        assert now is not None
+        found = nearest(at, now, goal, 0.01)
         assert found is not None
         off, n = mismatch(found.reached, goal), found.number
         assert len(looks) <= 40, f"{len(looks)} looks for {shape}, {one}, {other}"
