@@ -59,6 +59,7 @@ def nearest(at: At, start: Point, goal: float, tolerance: float) -> Point | None
         best = search.best(search.beside(grain, tolerance))
         if best is not None and mismatch(best.reached, goal) <= tolerance:
             return best
+    search.look_beside()
     return search.best(search.points())
 
 
@@ -122,6 +123,13 @@ class _Search:
                 self.floor = guess
             else:
                 return
+
+    def look_beside(self) -> None:
+        """One number further on each side: what is to be the nearest must not be so because of one odd number."""
+        step = self.stride or 1
+        self._look(self.low - step)
+        self._look(self.high + step)
+        self._check()
 
     def beside(self, grain: int, tolerance: float) -> list[Point]:
         """The grain's nearest possible multiples before and behind the goal, where they may be within the tolerance."""

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from ablate import grid
-from ablate.choice import Faults, Path, Settings, SettingsError, validated
+from ablate.choice import Choice, Faults, Path, Settings, SettingsError, validated
 from ablate.cost import cache_bytes_per_token, cost
 from ablate.expansion import answered, variant_of, whole
 from ablate.lattice import CrookedError, Point, mismatch, nearest
-from ablate.settings import MatchSettings, VariantSettings, resolved, typed
+from ablate.settings import CROSS, MatchSettings, VariantSettings, resolved, typed
 from ablate.sizes import sized
 from ablate.variant import Invalid, Matched, Variant
 
@@ -219,12 +219,30 @@ class Probe:
 
     def at(self, number: int) -> float | None:
         """What it has of the budget with this number; None where the settings refuse it."""
+        if self._refuses(number):
+            return None
         try:
             written = self.written(number)
             settings = answered(self.variant.plain, lambda: resolved(written, self.variant.corpus.vocab_size))
         except (Faults, ValidationError):
             return None
         return _reached(self.budget, self.variant, settings)
+
+    def _refuses(self, number: int) -> bool:
+        """Whether the choice that the number is of refuses it by itself: sooner asked than of all settings."""
+        slot, *rest = self.path[1:]
+        choice, shape = getattr(self.sized.model, str(slot)), self.variant.settings.model.shape
+        if slot in (CROSS, "position") or not (self.is_uniform and rest and isinstance(choice, Choice)):
+            return False
+
+        def refuses() -> bool:
+            changed = _with(choice, tuple(rest), number).resolve(shape)
+            return bool(changed.problems(shape)) if hasattr(changed, "problems") else False
+
+        try:
+            return answered(self.variant.plain, refuses)
+        except (Faults, SettingsError, ValidationError):
+            return True
 
     def written(self, number: int) -> VariantSettings:
         """As the file would have it with this number, which no factor multiplies. Exceptions for layers are read anew:
