@@ -203,8 +203,8 @@ def page(found: Sequence[Cell], every: Sequence[Model], pairs: int, place: str) 
         "# Equal budgets over 200 shapes",
         f"{place}. Written by `python tools/match_study.py --pairs {pairs}`.",
         f"{len(every)} models that differ in cost ({', '.join(' with '.join(each) for each in every)}), and "
-        f"{len(every) * (len(every) - 1)} pairs of them, of which {pairs} for each budget and setting, evenly spread: "
-        f"{len(times)} times 200 shapes. Of {met + refused + idle + crooked} answers {met} meet "
+        f"{len(every) * (len(every) - 1)} pairs of them, of which {pairs} for each budget and setting, evenly "
+        f"spread: {len(times)} times 200 shapes. Of {met + refused + idle + crooked} answers {met} meet "
         f"{100 * found[0].tolerance:g} %, and {refused} are refused with the nearest value; of {checked} that were "
         f"held against all numbers near them {len(wrong)} are wrong. 200 shapes take {statistics.median(times):.2f} s of "
         f"CPU time (median) and {max(times):.2f} s at most.",
