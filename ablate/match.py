@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from ablate import grid
+from ablate.budget import check_warmup
 from ablate.choice import Choice, Faults, Path, Settings, SettingsError, validated
 from ablate.cost import cache_bytes_per_token, cost
 from ablate.expansion import answered, variant_of, whole
@@ -133,6 +134,7 @@ class _Budget:
         is_own = self.by in variant.changes
         told = Matched(self.name, self.by, now.number, point.number, goal, point.reached, is_own)
         if point.number == now.number:
+            check_warmup(variant.settings.train)
             return replace(variant, name=name, matched=told)
         tree = grid.overlay(dict(variant.tree), {self.by: point.number})
         settings = Probe(variant, self.name, self.by).written(point.number)

@@ -218,6 +218,16 @@ def test_a_step_between_possible_numbers_is_found_out(step: int) -> None:
         assert mismatch(found.reached, goal) == best(values, goal, tolerance)
 
 
+@pytest.mark.parametrize("whole", [12, 32, 40, 96, 128, 8192])
+def test_divisors_are_found_however_far_apart(whole: int) -> None:
+    """Key/value heads divide heads, sequences divide a batch."""
+    values = {number: 1000.0 + 3 * number for number in range(1, whole + 1) if whole % number == 0}
+    for start, goal, tolerance in itertools.product(values, values.values(), (0.0001, 0.2)):
+        found = nearest(values.get, Point(start, values[start]), goal, tolerance)
+        assert found is not None
+        assert mismatch(found.reached, goal) == best(values, goal, tolerance), f"{start}, {goal}, {tolerance}"
+
+
 def test_what_goes_up_and_down_is_refused() -> None:
     with pytest.raises(CrookedError, match="10 at 10"):
         nearest(lambda number: float(number if number == 10 else 3 * number), Point(10, 10.0), 28.0, 0.01)
@@ -231,6 +241,18 @@ def solvable(shape: dict[str, int], choice: dict[str, str]) -> Variant:
     written = typed(tree)
     corpus = written.data.corpus()
     return Variant("a", resolved(written, corpus.vocab_size), corpus, {}, tree)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_warm_up_is_held_against_the_steps_after_the_match(expand: Expand, refused: Refused, named: bool) -> None:
+    """A variant that is small, and so short, before it gets its budget is as long as the baseline after it."""
+    recipe = "train: {tokens_per_param: 0.1, batch_tokens: 64, seq_len: 16, warmup_steps: %d}\n"
+    change = f"variants: {{thin: {{{D_FF}: 8}}}}" if named else "vary: {feed_forward: [{name: swiglu, d_ff: 8}]}"
+    found = expand(f"{WIDE}{BY_WIDTH}{recipe % 290}{change}\n").variants
+    steps = {each.settings.train.steps for each in found}
+    assert len(found) == 1, "it has come to be the baseline"
+    assert all(each is not None and each >= 290 for each in steps)
+    assert "warmup_steps 290 is more than the" in refused(f"{WIDE}{recipe % 290}variants: {{thin: {{{D_FF}: 8}}}}\n")
 
 
 # --- Several budgets --------------------------------------------------------------------------------------------------

@@ -206,8 +206,8 @@ def page(found: Sequence[Cell], every: Sequence[Model], pairs: int, place: str) 
         f"{len(every) * (len(every) - 1)} pairs of them, of which {pairs} for each budget and setting, evenly "
         f"spread: {len(times)} times 200 shapes. Of {met + refused + idle + crooked} answers {met} meet "
         f"{100 * found[0].tolerance:g} %, and {refused} are refused with the nearest value; of {checked} that were "
-        f"held against all numbers near them {len(wrong)} are wrong. 200 shapes take {statistics.median(times):.2f} s of "
-        f"CPU time (median) and {max(times):.2f} s at most.",
+        f"held against all numbers near them {len(wrong)} are wrong. 200 shapes take "
+        f"{statistics.median(times):.2f} s of CPU time (median) and {max(times):.2f} s at most.",
         "\n".join([head, "|:---|:---|" + "---:|" * 9, *(cell.row() for cell in found)]),
         "`no effect`: the setting does not change the budget, or has no other value. `up and down`: no setting to "
         "match by, and refused as such. `s`: CPU time for 200 shapes of one pair, median and worst.",
