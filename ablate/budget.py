@@ -12,8 +12,8 @@ PASSES = 3
 """A training step has one pass forward and one back, which costs as much as two."""
 
 
-def settled(settings: VariantSettings) -> VariantSettings:
-    """Resolved settings with the length of training as steps. Raises `Faults`.
+def settled(settings: VariantSettings, *, is_final: bool = True) -> VariantSettings:
+    """Resolved settings with the length of training as steps. Raises `Faults`, of a warm-up only if that `is_final`.
 
     What is timed stays so: nobody knows its steps before.
     """
@@ -24,9 +24,15 @@ def settled(settings: VariantSettings) -> VariantSettings:
     if not tokens <= 2**53:
         raise Faults([SettingsError(("train", _given(train)), f"{tokens:.3g} tokens are no training", "give less")])
     lasting = train.lasting(max(1, math.ceil(tokens / train.batch_tokens)))
-    if faults := lasting.warmup_faults():
-        raise Faults(fault.below(("train",)) for fault in faults)
+    if is_final:
+        check_warmup(lasting)
     return settings.model_copy(update={"train": lasting})
+
+
+def check_warmup(train: TrainSettings) -> None:
+    """Raise `Faults` where the warm-up is longer than the run."""
+    if faults := train.warmup_faults():
+        raise Faults(fault.below(("train",)) for fault in faults)
 
 
 def _given(train: TrainSettings) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 SLOTS = ("attention", "position", "feed_forward", "norm", "block")
@@ -13,8 +14,13 @@ _HOME = Path(__file__).parent
 
 def names(slot: str) -> list[str]:
     """The built-in choices of a slot, or the presets: THE FILE IS THE NAME."""
+    return list(_names(slot))
+
+
+@cache
+def _names(slot: str) -> tuple[str, ...]:
     files = (_HOME / slot).glob("*.yaml" if slot == PRESETS else "*.py")
-    return sorted(file.stem for file in files if not file.stem.startswith("_"))
+    return tuple(sorted(file.stem for file in files if not file.stem.startswith("_")))
 
 
 def text(slot: str, name: str) -> str:

@@ -90,19 +90,20 @@ def stages(settings: ModelSettings, tokens: int, *, discount: bool = True) -> li
     """
     seen = lengths(settings, tokens)
     found = list(_embedding_stages(settings))
-    for stack in settings.stacks:
+    stacks = settings.stacks
+    for stack in stacks:
         share = seen[stack.name] / tokens
         for stage in _stack_stages(stack, settings, seen, discount):
             terms = stage["terms"]
             scaled = None if terms is None else {name: share * flops for name, flops in terms.items()}
             found.append(stage | {"terms": scaled})
-    found += _head_stages(settings, seen[settings.stacks[-1].name] / tokens)
+    found += _head_stages(settings, stacks[-1], seen[stacks[-1].name] / tokens)
     return [stage | {"flops": None if stage["terms"] is None else sum(stage["terms"].values())} for stage in found]
 
 
 def _embedding_stages(settings: ModelSettings) -> Iterator[dict[str, Any]]:
     width, stream = settings.d_embed or settings.d_model, f"(B, T, {settings.d_model})"
-    yield _stage("embedding", f"(B, T, {width})", settings.shape.vocab_size * width, {}, kind="embedding")
+    yield _stage("embedding", f"(B, T, {width})", (settings.vocab_size or 0) * width, {}, kind="embedding")
     if width != settings.d_model:
         table = width * settings.d_model
         yield _stage("embedding projection", stream, table, {"embedding": 2.0 * table})
@@ -114,7 +115,7 @@ def _stack_stages(
     stack: StackSettings, settings: ModelSettings, seen: dict[str, int], discount: bool
 ) -> Iterator[dict[str, Any]]:
     stream = f"(B, {'S' if _is_source(stack, settings) else 'T'}, {settings.d_model})"
-    before = f"{stack.name} " if len(settings.stacks) > 1 else ""
+    before = f"{stack.name} " if settings.family == "encoder_decoder" else ""
     for scheme in stack.schemes()[0]:
         if params := scheme.choice.params(scheme.shape, scheme.rotary_dim):
             kind = "embedding" if scheme.choice.embeds else "body"
@@ -130,7 +131,7 @@ def _stack_stages(
 
 
 def _is_source(stack: StackSettings, settings: ModelSettings) -> bool:
-    return stack.name == "encoder" and len(settings.stacks) > 1
+    return stack.name == "encoder" and settings.family == "encoder_decoder"
 
 
 def _layer_stages(
@@ -161,11 +162,11 @@ def _kept_of_a_token(attention: AttentionChoice, shape: Shape) -> int | None:
     return None if one is None or none is None else one - none
 
 
-def _head_stages(settings: ModelSettings, share: float) -> Iterator[dict[str, Any]]:
-    shape, head, width = settings.shape, settings.head, settings.d_embed or settings.d_model
+def _head_stages(settings: ModelSettings, last: StackSettings, share: float) -> Iterator[dict[str, Any]]:
+    shape, head, width = last.shape, settings.head, settings.d_embed or settings.d_model
     stream = f"(B, T, {shape.d_model})"
     if head.transform:
-        norm = settings.stacks[-1].usual.norm.params(shape.d_model)
+        norm = last.usual.norm.params(shape.d_model)
         square = shape.d_model**2
         yield _stage("head transform", stream, square + shape.d_model + norm, {"head": share * 2.0 * square})
     if width != shape.d_model:

@@ -282,7 +282,7 @@ class _Expansion:
         corpus = self._placed(("vary",), lambda: self._corpus(settings), combination)
         name = self._name(meant, set())
         try:
-            variant = variant_of(name, tree, grown(settings, tree), corpus, self.written)
+            variant = self._variant(name, tree, grown(settings, tree), corpus)
         except Faults as faults:
             invalid = Invalid(name, "; ".join(fault.message for fault in faults.faults))
             return None if self._is_excluded(tree) else _Point(name, meant, settings.model_dump_json(), invalid)
@@ -369,9 +369,14 @@ class _Expansion:
 
         def make() -> Variant:
             settings = sized(tree)
-            return variant_of(name, tree, settings, self._corpus(settings), self.written)
+            return self._variant(name, tree, settings, self._corpus(settings))
 
         return self._placed(place, make)
+
+    def _variant(self, name: str, tree: grid.Tree, settings: VariantSettings, corpus: Corpus) -> Variant:
+        """How long one trains that is still to be matched is not known: `match` checks it."""
+        is_final = name == BASELINE or "match" not in self.found.data
+        return variant_of(name, tree, settings, corpus, self.written, is_final=is_final)
 
     def _placed(self, place: Path, make: Callable[[], T], combination: Mapping[str, Any] | None = None) -> T:
         """What `make` gives; its faults, told at the place in the file that they come from."""
@@ -425,23 +430,29 @@ def _corpus(settings: VariantSettings) -> Corpus:
         raise _refusal(("data",), message, "give fewer tokens, or free some memory") from None
 
 
-def whole(settings: VariantSettings, corpus: Corpus) -> VariantSettings:
+def whole(settings: VariantSettings, corpus: Corpus, *, is_final: bool = True) -> VariantSettings:
     """With every default filled in, the size of the vocabulary from the data, the length of training as steps.
 
-    Raises `Faults`.
+    A warm-up that is longer than that is a fault only if the model `is_final`. Raises `Faults`.
     """
     plain = settings.model_dump(mode="json")
-    return answered(plain, lambda: budget.settled(resolved(settings, corpus.vocab_size)))
+    return answered(plain, lambda: budget.settled(resolved(settings, corpus.vocab_size), is_final=is_final))
 
 
 def variant_of(
-    name: str, tree: grid.Tree, settings: VariantSettings, corpus: Corpus, baseline: Mapping[str, Any]
+    name: str,
+    tree: grid.Tree,
+    settings: VariantSettings,
+    corpus: Corpus,
+    baseline: Mapping[str, Any],
+    *,
+    is_final: bool = True,
 ) -> Variant:
     """The variant that a tree, typed as `settings`, comes to; `baseline` are the baseline's as plain data."""
     written = settings.model_dump(mode="json")
     given = settings.model_dump(mode="json", exclude_defaults=True)
     changes = dict(differences(baseline, written, given))
-    return Variant(name, whole(settings, corpus), corpus, changes, tree, recipe=settings.train)
+    return Variant(name, whole(settings, corpus, is_final=is_final), corpus, changes, tree, recipe=settings.train)
 
 
 def answered(plain: Mapping[str, Any], ask: Callable[[], T]) -> T:

@@ -1,23 +1,37 @@
 """The whole number at which a quantity that only grows, or only shrinks, comes nearest to a goal.
 
-Numbers that machines like come first: multiples of 64, then of 32, 16, … Not every number need be possible.
+Numbers that machines like come first: multiples of 64, then of 32, 16, … Not every number need be possible: those that
+are stand close together between two bounds, or are the multiples of one number, or the divisors of one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
+from math import lcm
 
 GRAINS = (64, 32, 16, 8, 4, 2, 1)
 MOST = 2**24
 """No dimension is larger."""
 
-_TRIES = 128
-"""Multiples on each side of a guess that may be impossible before it is given up."""
+_SCANNED = 32
+"""Numbers on each side that are looked at one by one where nothing says which are possible."""
+
+_TRIED = 8
+"""Multiples of a grain, of which one may be impossible and the next not."""
+
+_TIMES = (2, 3, 5, 7)
+"""Divisors of a number are often one another's multiples by these."""
+
+_ENOUGH = 3
+"""Where it is the same at so many numbers it is the same everywhere."""
 
 _LEAP = 8
 """So many times as far as before one looks where nothing is known beyond."""
+
+_CONFIRMED = (1, 3, 4, 6)
+"""A step that is possible so many times is one everywhere: no number below 120 has such divisors."""
 
 At = Callable[[int], "float | None"]
 """The quantity at a number; None where that is impossible."""
@@ -31,18 +45,22 @@ class Point:
     reached: float
 
 
-def nearest(at: At, start: int, goal: float, tolerance: float) -> Point | None:
+def nearest(at: At, start: Point, goal: float, tolerance: float) -> Point | None:
     """The point nearest to the goal on the coarsest grain that has one within the relative `tolerance`.
 
-    Where none has, the nearest of all; None where the quantity is the same at every number, or no number is possible.
+    `start` is a point that there is. Where no grain has one, the nearest of all; None where the quantity is the same at
+    every number. Raises `CrookedError` where it is seen to go both ways.
     """
-    search, best = _Search(at, start, goal), None
+    search = _Search(at, start, goal)
+    if not search.orient():
+        return None
+    search.close_in()
     for grain in GRAINS:
-        search.narrow(grain)
-        best = search.best(grain)
+        best = search.best(search.beside(grain, tolerance))
         if best is not None and mismatch(best.reached, goal) <= tolerance:
             return best
-    return best if search.direction else None
+    search.look_beside()
+    return search.best(search.points())
 
 
 def mismatch(reached: float, goal: float) -> float:
@@ -52,95 +70,178 @@ def mismatch(reached: float, goal: float) -> float:
     return abs(reached - goal) / goal if goal else float("inf")
 
 
+class CrookedError(ValueError):
+    """The quantity goes up and down: three points that show it."""
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        self.points = points
+        super().__init__(", ".join(f"{point.reached:,.0f} at {point.number}" for point in points))
+
+
 class _Search:
-    """What is known of the quantity, and between which numbers it passes the goal.
+    """What is known of the quantity, and between which possible numbers it passes the goal."""
 
-    A grain's multiples are those of all finer ones too, so that what is known stays of use.
-    """
-
-    def __init__(self, at: At, start: int, goal: float) -> None:
+    def __init__(self, at: At, start: Point, goal: float) -> None:
         self.at, self.start, self.goal = at, start, goal
-        self.known: dict[int, float | None] = {}
+        self.known: dict[int, float | None] = {start.number: start.reached}
         self.direction = 0
-        self.low = 0
-        self.high = self.far = MOST + 1  # nothing possible was seen from `far` on
+        self.low, self.high = 0, MOST + 1  # possible numbers before and behind the goal, or these where there are none
+        self.floor, self.ceiling = 0, MOST + 1  # nothing is possible up to the one, and from the other on
+        self.stride: int | None = None  # of what is possible; 0 where that stands in no order, None where not known
 
-    def best(self, grain: int) -> Point | None:
-        """The nearest known point; of two as near the smaller number."""
-        points = (point for point in self._points() if point.number % grain == 0)
-        return min(points, key=lambda point: (mismatch(point.reached, self.goal), point.number), default=None)
-
-    def narrow(self, grain: int) -> None:
-        """Look among the grain's multiples until none is left between `low` and `high`.
-
-        What is impossible lies at the far end: a bound, most often. A finer grain looks a little beyond it again.
-        """
-        if not self.direction and not self._orient(grain):
-            return
-        for turn in count():
-            guess = self._guess(grain, turn)
-            number = self._possible(guess, grain)
-            if number is not None:
-                self._place(number)
-            elif (self._end - self.low) // grain <= _TRIES:
-                self.far = min(self._end + _TRIES * grain, MOST + 1)
-                return
-            else:
-                self.far = guess
-
-    @property
-    def _end(self) -> int:
-        return min(self.high, self.far)
-
-    def _points(self) -> list[Point]:
+    def points(self) -> list[Point]:
+        """All that were found possible, by their numbers."""
         return [Point(number, each) for number, each in sorted(self.known.items()) if each is not None]
 
-    def _orient(self, grain: int) -> bool:
-        """Find two numbers at which it differs, and so which way it goes."""
-        first = max(self.start, grain)
-        for guess in (first, 2 * first, _LEAP * first, first // 2, 1):
-            self._possible(guess, grain)
-            points = self._points()
-            if points and points[0].reached != points[-1].reached:
-                self.direction = 1 if points[-1].reached > points[0].reached else -1
-                for point in points:
+    def best(self, points: Iterable[Point]) -> Point | None:
+        """The nearest; of two as near the smaller number."""
+        return min(points, key=lambda point: (mismatch(point.reached, self.goal), point.number), default=None)
+
+    def orient(self) -> bool:
+        """Find a second number at which it differs, and so which way it goes."""
+        first, value = self.start.number, self.start.reached
+        for guess in self._others():
+            number = self._possible(guess)
+            if number is not None and (other := self._value(number)) != value:
+                self.direction = 1 if (other > value) == (number > first) else -1
+                for point in self.points():
                     self._place(point.number)
                 return True
         return False
 
+    def close_in(self) -> None:
+        """Look until nothing that is possible is left between `low` and `high`."""
+        for turn in count():
+            guess = self._guess(turn)
+            if guess is None:
+                return
+            if (number := self._possible(guess)) is not None or (number := self._found_between()) is not None:
+                self._place(number)
+            elif self.stride and self.high > MOST:
+                self.ceiling = guess
+            elif self.stride and self.low == 0:
+                self.floor = guess
+            else:
+                return
+
+    def look_beside(self) -> None:
+        """One number further on each side: what is to be the nearest must not be so because of one odd number."""
+        step = self.stride or 1
+        self._look(self.low - step)
+        self._look(self.high + step)
+        self._check()
+
+    def beside(self, grain: int, tolerance: float) -> list[Point]:
+        """The grain's nearest possible multiples before and behind the goal, where they may be within the tolerance."""
+        found = (self._multiple(self.low, grain, -1, tolerance), self._multiple(self.high, grain, 1, tolerance))
+        return [point for point in found if point]
+
+    def _multiple(self, start: int, grain: int, way: int, tolerance: float) -> Point | None:
+        number = start
+        for _ in range(_TRIED):
+            step = lcm(grain, self.stride or 1)
+            number = -way * (-way * number // step) * step
+            if not 0 < number <= MOST or self._is_beyond(number, start, tolerance):
+                return None
+            if self._look(number) is not None:
+                return Point(number, self._value(number))
+            if self.stride and number % self.stride == 0:
+                return None
+            number += way
+        return None
+
+    def _is_beyond(self, number: int, start: int, tolerance: float) -> bool:
+        """Whether one on the way there is known not to be near enough."""
+        first, last = sorted((number, start))
+        between = (point for point in self.points() if first <= point.number <= last)
+        return any(mismatch(point.reached, self.goal) > tolerance for point in between)
+
+    def _others(self) -> Iterator[int]:
+        """Numbers other than the first, the most promising before."""
+        first, value = self.start.number, self.start.reached
+        yield min(max(round(first * self.goal / value), 1), _LEAP * first) if value else first + 1
+        yield from (first + 1, first - 1, 2 * first, _LEAP * first, first // 2, 1)
+        if self.stride == 0 and len(self.points()) < _ENOUGH:
+            yield from self._out_of_order(first, first)
+
+    def _guess(self, turn: int) -> int | None:
+        """Where a straight line through what is known passes the goal, the number before and behind it in turn; every
+        third time the middle, which no curve deceives. None where nothing is left.
+        """
+        step, (low, high) = self.stride or 1, self._ends()
+        high = high if high <= MOST else min(_LEAP * max(low, step), high)
+        first, last = low // step + 1, (high - 1) // step
+        if first > last:
+            return None
+        guess = (first + last) // 2 if turn % 3 == 2 else int(self._straight()) // step + turn % 3
+        return min(max(guess, first), last) * step
+
+    def _straight(self) -> float:
+        one, *others = sorted(self.points(), key=lambda point: mismatch(point.reached, self.goal))
+        other = next(point for point in others if point.reached != one.reached)
+        slope = (other.number - one.number) / (other.reached - one.reached)
+        return min(max(one.number + (self.goal - one.reached) * slope, 0.0), float(MOST))
+
+    def _ends(self) -> tuple[int, int]:
+        return max(self.low, self.floor), min(self.high, self.ceiling)
+
     def _place(self, number: int) -> None:
-        if self.direction * ((self.known[number] or 0.0) - self.goal) < 0:
+        self._check()
+        if self.direction * (self._value(number) - self.goal) < 0:
             self.low = max(self.low, number)
         else:
             self.high = min(self.high, number)
 
-    def _guess(self, grain: int, turn: int) -> int:
-        """Where a straight line through what is known passes the goal, the multiple before and after it in turn; every
-        third time the middle, which no curve deceives.
-        """
-        far = self._end if self._end <= MOST else min(_LEAP * max(self.low, grain), self._end)
-        if turn % 3 == 2:
-            return (self.low + far) // 2
-        by_nearness = sorted(self._points(), key=lambda point: mismatch(point.reached, self.goal))
-        one = by_nearness[0]
-        other = next(point for point in by_nearness if point.reached != one.reached)
-        slope = (other.number - one.number) / (other.reached - one.reached)
-        straight = one.number + (self.goal - one.reached) * slope
-        multiple = (int(min(max(straight, 0), MOST)) // grain + turn % 3) * grain
-        return min(max(multiple, self.low + 1), far - 1)
+    def _check(self) -> None:
+        points = self.points()
+        for before, point, behind in zip(points, points[1:], points[2:], strict=False):
+            if (point.reached - before.reached) * (behind.reached - point.reached) < 0:
+                raise CrookedError([before, point, behind])
 
-    def _possible(self, guess: int, grain: int) -> int | None:
-        """The possible multiple nearest to the guess and strictly between `low` and `high`, looked at."""
-        for number in self._around(guess, grain):
-            if number not in self.known:
-                self.known[number] = self.at(number)
-            if self.known[number] is not None:
-                return number
-        return None
+    # --- Which numbers are possible -----------------------------------------------------------------------------------
 
-    def _around(self, guess: int, grain: int) -> Iterator[int]:
-        middle = (guess + grain // 2) // grain
-        for step in range(_TRIES + 1):
-            for multiple in (middle + step, middle - step)[: 2 if step else 1]:
-                if self.low < multiple * grain < self._end:
-                    yield multiple * grain
+    def _value(self, number: int) -> float:
+        found = self.known[number]
+        assert found is not None, "it is possible"
+        return found
+
+    def _look(self, number: int) -> float | None:
+        """The quantity at a number. The first that is impossible makes one ask which are."""
+        if not 0 < number <= MOST:
+            return None
+        if number not in self.known:
+            self.known[number] = self.at(number)
+        if self.known[number] is None and self.stride is None:
+            self.stride = 0
+            self.stride = next(filter(self._is_stride, _divisors(self.start.number)), 0)
+        return self.known[number]
+
+    def _is_stride(self, step: int) -> bool:
+        ways = (step, -step)
+        return any(all(self._look(self.start.number + n * each) is not None for n in _CONFIRMED) for each in ways)
+
+    def _possible(self, guess: int) -> int | None:
+        """The guess, or the number in order before or behind it."""
+        if self._look(guess) is not None:
+            return guess
+        step, (low, high) = self.stride or 0, self._ends()
+        near = (guess // step * step, (guess // step + 1) * step) if step else ()
+        return next((each for each in near if low < each < high and self._look(each) is not None), None)
+
+    def _found_between(self) -> int | None:
+        """Of numbers that stand in no order one between `low` and `high`."""
+        if self.stride:
+            return None
+        numbers = (each for each in self._out_of_order(self.low, self.high) if self.low < each < self.high)
+        return next((each for each in numbers if self._look(each) is not None), None)
+
+    def _out_of_order(self, low: int, high: int) -> Iterator[int]:
+        """Above the one and below the other: what divisors of a number may be, and the next ones."""
+        yield from (low * times for times in _TIMES)
+        yield from (high // times for times in _TIMES if high <= MOST)
+        yield from range(low + 1, low + _SCANNED + 1)
+        yield from range(high - 1, high - _SCANNED - 1, -1) if high <= MOST else ()
+
+
+def _divisors(number: int) -> Iterator[int]:
+    return (each for each in range(1, number + 1) if number % each == 0)

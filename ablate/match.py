@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from ablate import grid
-from ablate.choice import Faults, Path, Settings, SettingsError, validated
+from ablate.budget import check_warmup
+from ablate.choice import Choice, Faults, Path, Settings, SettingsError, validated
 from ablate.cost import cache_bytes_per_token, cost
 from ablate.expansion import answered, variant_of, whole
-from ablate.lattice import Point, mismatch, nearest
-from ablate.settings import MatchSettings, VariantSettings, resolved, typed
+from ablate.lattice import CrookedError, Point, mismatch, nearest
+from ablate.settings import CROSS, MatchSettings, VariantSettings, resolved, typed
 from ablate.sizes import sized
 from ablate.variant import Invalid, Matched, Variant
 
@@ -62,6 +63,26 @@ def reached(budget: str, settings: VariantSettings) -> float | None:
     return found
 
 
+def before(variant: Variant, budget: str, by: str) -> Point | None:
+    """What a variant has of the setting `by` and of a budget; None where it has no such number, or does not tell."""
+    number, own = grid.get(variant.plain, grid.full_path(by)), _reached(budget, variant, variant.settings)
+    return Point(int(number), own) if _is_whole(number) and own is not None else None
+
+
+def solution(variant: Variant, now: Point, budget: str, by: str, goal: float, tolerance: float) -> Point | None:
+    """The number for the setting `by` that brings a variant to the goal, as `lattice.nearest` has it; what it has `now`
+    stays where that is near enough. Raises `lattice.CrookedError`.
+    """
+    if mismatch(now.reached, goal) <= tolerance:
+        return now
+    return nearest(Probe(variant, budget, by).at, now, goal, tolerance)
+
+
+def _reached(budget: str, variant: Variant, settings: VariantSettings) -> float | None:
+    """Of a variant with other settings. Raises `Faults` where its own code fails."""
+    return answered(variant.plain, partial(reached, budget, settings))
+
+
 def _asked(source: Mapping[str, Any]) -> Iterator[tuple[Path, MatchSettings]]:
     """The budgets of a file, each with its place. Raises `Faults`."""
     if "match" not in source:
@@ -92,7 +113,7 @@ class _Budget:
             _check_setting(self.by, self.path, experiment)
         except Faults as faults:
             raise Faults(self._fault(f.message, f.cure, "by") for f in faults.faults) from None
-        goal = self._reached(experiment.baseline.settings)
+        goal = _reached(self.name, experiment.baseline, experiment.baseline.settings)
         if goal is None:
             message = f"the baseline does not tell its {self.name}"
             raise Faults([self._fault(message, "match another budget", self.name)])
@@ -108,19 +129,15 @@ class _Budget:
 
     def solved(self, name: str, variant: Variant) -> Variant:
         """The variant with this budget, under its new name. Raises `Faults` where that is not to be had."""
-        before, own = self._now(variant), self._reached(variant.settings)
-        if own is None:
-            raise Faults([self._fault(f"variant {name} does not tell its {self.name}", "match another budget")])
-        point = Point(before, own)
-        goal = self._goal_of(variant)
-        if mismatch(own, goal) > self.tolerance:
-            point = self._solution(name, variant, point, goal)
+        now, goal = self._now(name, variant), self._goal_of(variant)
+        point = self._solution(name, variant, now, goal)
         is_own = self.by in variant.changes
-        told = Matched(self.name, self.by, before, point.number, goal, point.reached, is_own)
-        if point.number == before:
+        told = Matched(self.name, self.by, now.number, point.number, goal, point.reached, is_own)
+        if point.number == now.number:
+            check_warmup(variant.settings.train)
             return replace(variant, name=name, matched=told)
         tree = grid.overlay(dict(variant.tree), {self.by: point.number})
-        settings = _Probe(variant, self.by, self.path).written(point.number)
+        settings = Probe(variant, self.name, self.by).written(point.number)
         return replace(variant_of(name, tree, settings, variant.corpus, self.written), matched=told)
 
     def _goal_of(self, variant: Variant) -> float:
@@ -128,21 +145,19 @@ class _Budget:
         factor = _factor(variant)
         if factor not in self.goals:
             tree = {**self.baseline.tree, grid.FACTOR: factor}
-            found = self._reached(whole(sized(tree), self.baseline.corpus))
+            found = _reached(self.name, self.baseline, whole(sized(tree), self.baseline.corpus))
             assert found is not None, "the baseline tells it"
             self.goals[factor] = found
         return self.goals[factor]
 
-    def _solution(self, name: str, variant: Variant, before: Point, goal: float) -> Point:
-        probe = _Probe(variant, self.by, self.path)
-
-        def at(number: int) -> float | None:
-            settings = probe.settings(number)
-            return None if settings is None else self._reached(settings)
-
-        found = nearest(at, before.number, goal, self.tolerance)
+    def _solution(self, name: str, variant: Variant, now: Point, goal: float) -> Point:
+        try:
+            found = solution(variant, now, self.name, self.by, goal, self.tolerance)
+        except CrookedError as error:
+            message = f"the {self.name} of variant {name} goes up and down with {self.by}: {error}"
+            raise Faults([self._fault(message, "match by a setting that it only grows with")]) from None
         if found is None:
-            message = f"{self.by} does not change the {self.name} of variant {name}: {_amount(before.reached)}"
+            message = f"{self.by} does not change the {self.name} of variant {name}: {_amount(now.reached)}"
             raise Faults([self._fault(f"{message}, the baseline has {_amount(goal)}", "match by another setting")])
         if (off := mismatch(found.reached, goal)) > self.tolerance:
             message = f"variant {name} cannot have the baseline's {self.name} {_amount(goal)} within "
@@ -151,15 +166,13 @@ class _Budget:
             raise Faults([self._fault(message, cure)])
         return found
 
-    def _now(self, variant: Variant) -> int:
-        value = grid.get(variant.plain, self.path)
-        if not _is_whole(value):
-            message = f"variant {variant.name} has no {self.by}, which is to give it the baseline's {self.name}"
-            raise Faults([self._fault(message, "match by a setting that all variants have", "by")])
-        return int(value)
-
-    def _reached(self, settings: VariantSettings) -> float | None:
-        return answered(settings.model_dump(mode="json"), partial(reached, self.name, settings))
+    def _now(self, name: str, variant: Variant) -> Point:
+        if found := before(variant, self.name, self.by):
+            return found
+        if _is_whole(grid.get(variant.plain, self.path)):
+            raise Faults([self._fault(f"variant {name} does not tell its {self.name}", "match another budget")])
+        message = f"variant {variant.name} has no {self.by}, which is to give it the baseline's {self.name}"
+        raise Faults([self._fault(message, "match by a setting that all variants have", "by")])
 
     def _fault(self, message: str, cure: str, key: str = "") -> SettingsError:
         return SettingsError((*self.place, key or self.name), message, cure)
@@ -197,22 +210,41 @@ def _rounded_up(share: float) -> str:
     return f"{digits if digits >= share else digits + step:.2g}"
 
 
-class _Probe:
-    """A variant, tried with other numbers for one of its settings."""
+class Probe:
+    """A variant, tried with other numbers for the setting `by`."""
 
-    def __init__(self, variant: Variant, by: str, path: Path) -> None:
-        self.variant, self.by, self.path = variant, by, path
+    def __init__(self, variant: Variant, budget: str, by: str) -> None:
+        self.variant, self.budget, self.by, self.path = variant, budget, by, grid.full_path(by)
         self.sized = sized(variant.tree)
         grows = _factor(variant) != 1
         self.is_uniform = grows or not (self.sized.model.layers or self.sized.model.encoder)
 
-    def settings(self, number: int) -> VariantSettings | None:
-        """Everything resolved; None where the settings refuse the number."""
+    def at(self, number: int) -> float | None:
+        """What it has of the budget with this number; None where the settings refuse it."""
+        if self._refuses(number):
+            return None
         try:
             written = self.written(number)
-            return answered(self.variant.plain, lambda: resolved(written, self.variant.corpus.vocab_size))
+            settings = answered(self.variant.plain, lambda: resolved(written, self.variant.corpus.vocab_size))
         except (Faults, ValidationError):
             return None
+        return _reached(self.budget, self.variant, settings)
+
+    def _refuses(self, number: int) -> bool:
+        """Whether the choice that the number is of refuses it by itself: sooner asked than of all settings."""
+        slot, *rest = self.path[1:]
+        choice, shape = getattr(self.sized.model, str(slot)), self.variant.settings.model.shape
+        if slot in (CROSS, "position") or not (self.is_uniform and rest and isinstance(choice, Choice)):
+            return False
+
+        def refuses() -> bool:
+            changed = _with(choice, tuple(rest), number).resolve(shape)
+            return bool(changed.problems(shape)) if hasattr(changed, "problems") else False
+
+        try:
+            return answered(self.variant.plain, refuses)
+        except (Faults, SettingsError, ValidationError):
+            return True
 
     def written(self, number: int) -> VariantSettings:
         """As the file would have it with this number, which no factor multiplies. Exceptions for layers are read anew:

@@ -14,7 +14,7 @@ from conftest import Expand, Refused, Write
 from ablate import catalogue, grid, match, plan
 from ablate.cli import main
 from ablate.experiment import Experiment
-from ablate.lattice import mismatch, nearest
+from ablate.lattice import GRAINS, CrookedError, Point, mismatch, nearest
 from ablate.settings import resolved, typed
 from ablate.variant import Variant
 
@@ -142,34 +142,95 @@ def shapes() -> Iterator[dict[str, int]]:
 PAIRS = [
     ({slot: one}, {slot: other})
     for slot in ("feed_forward", "attention")
-    for one, other in itertools.product(catalogue.names(slot), repeat=2)
+    for one, other in itertools.permutations(catalogue.names(slot), 2)
 ]
-TARGETS = ("params", "params_active", "flops_per_token")
+TARGETS = tuple(match.COLUMNS)
 
 
-def test_every_pair_of_choices_is_matched_as_nearly_as_can_be_over_200_shapes() -> None:
+def best(values: dict[int, float], goal: float, tolerance: float) -> float:
+    """By brute force: the mismatch of the nearest on the coarsest grain that has one, else of the nearest of all."""
+    offs = {number: mismatch(value, goal) for number, value in values.items()}
+    for grain in GRAINS:
+        near = [off for number, off in offs.items() if number % grain == 0 and off <= tolerance]
+        if near:
+            return min(near)
+    return min(offs.values())
+
+
+@pytest.mark.parametrize("by", ["feed_forward.d_ff", "n_layers", "d_model"])
+def test_every_pair_of_choices_is_matched_as_nearly_as_can_be(by: str) -> None:
     """Within the tolerance, or neither neighbour is nearer: then nothing is."""
-    everything, met, asked = list(shapes()), 0, 0
+    everything, met = list(shapes()), 0
     assert len(everything) == 200
-    for place, (one, other) in enumerate(PAIRS * 2):
+    for place, (one, other) in enumerate(PAIRS):
         shape, budget = everything[place * 7 % 200], TARGETS[place % 3]
         variant, goal = solvable(shape, other), match.reached(budget, solvable(shape, one).settings)
+        now = match.before(variant, budget, by)
         assert goal is not None
-        probe, looks = match._Probe(variant, "feed_forward.d_ff", ("model", "feed_forward", "d_ff")), list[int]()
-
-        def at(number: int) -> float | None:
-            looks.append(number)  # noqa: B023
-            settings = probe.settings(number)  # noqa: B023
-            return None if settings is None else match.reached(budget, settings)  # noqa: B023
-
-        found = nearest(at, int(grid.get(variant.plain, probe.path)), goal, 0.01)
+        assert now is not None
+        found = match.solution(variant, now, budget, by, goal, 0.01)
         assert found is not None
-        off, n = mismatch(found.reached, goal), found.number
-        assert len(looks) <= 40, f"{len(looks)} looks for {shape}, {one}, {other}"
-        beside = [value for each in (n - 1, n + 1) if each and (value := at(each)) is not None]
+        off, n, at = mismatch(found.reached, goal), found.number, match.Probe(variant, budget, by).at
+        step = 2 * shape["n_heads"] if by == "d_model" else 1
+        beside = [value for each in (n - step, n + step) if each > 0 and (value := at(each)) is not None]
         assert off <= 0.01 or all(mismatch(each, goal) >= off for each in beside), f"{shape}, {one}, {other}, {n}"
-        met, asked = met + (off <= 0.01), asked + 1
-    assert met > 0.8 * asked
+        met += off <= 0.01
+    assert met > len(PAIRS) / 3
+
+
+@pytest.mark.parametrize(
+    ("by", "most", "choice"),
+    [
+        ("feed_forward.d_ff", 200, {}),
+        ("n_layers", 40, {}),
+        ("d_model", 260, {}),
+        ("attention.n_kv_heads", 12, {"attention": "gqa"}),
+        ("attention.head_dim", 40, {}),
+        ("attention.kv_lora_rank", 120, {"attention": "mla"}),
+        ("feed_forward.n_experts", 40, {"feed_forward": "moe"}),
+    ],
+)
+def test_what_is_solved_and_what_is_refused_is_what_brute_force_finds(
+    by: str, most: int, choice: dict[str, str]
+) -> None:
+    shape = {"d_model": 48, "n_heads": 12, "n_layers": 3, "max_seq_len": 64}
+    variant = solvable(shape, choice)
+    for budget in TARGETS:
+        at, now = match.Probe(variant, budget, by).at, match.before(variant, budget, by)
+        assert now is not None
+        values = {number: value for number in range(1, most + 1) if (value := at(number)) is not None}
+        within = sorted(values.values())[-1] * 0.8
+        goals = [value * factor for value in list(values.values())[::7] for factor in (1, 1.004, 1.07)]
+        for goal, tolerance in itertools.product([goal for goal in goals if 0 < goal < within], (0.001, 0.01, 0.1)):
+            if len(set(values.values())) > 1 and mismatch(now.reached, goal) > tolerance:
+                found = match.solution(variant, now, budget, by, goal, tolerance)
+                assert found is not None
+                assert mismatch(found.reached, goal) == best(values, goal, tolerance), f"{budget}, {goal}, {tolerance}"
+
+
+@pytest.mark.parametrize("step", [1, 2, 24, 61, 300, 514])
+def test_a_step_between_possible_numbers_is_found_out(step: int) -> None:
+    """Heads divide a width: of 257 that turn in pairs every 514th is possible."""
+    values = {number: 1000.0 + 3 * number for number in range(step, 50 * step + 1, step)}
+    for goal, tolerance in itertools.product([values[9 * step] * each for each in (0.5, 0.93, 1, 1.3)], (0.001, 0.2)):
+        found = nearest(values.get, Point(20 * step, values[20 * step]), goal, tolerance)
+        assert found is not None
+        assert mismatch(found.reached, goal) == best(values, goal, tolerance)
+
+
+@pytest.mark.parametrize("whole", [12, 32, 40, 96, 128, 8192])
+def test_divisors_are_found_however_far_apart(whole: int) -> None:
+    """Key/value heads divide heads, sequences divide a batch."""
+    values = {number: 1000.0 + 3 * number for number in range(1, whole + 1) if whole % number == 0}
+    for start, goal, tolerance in itertools.product(values, values.values(), (0.0001, 0.2)):
+        found = nearest(values.get, Point(start, values[start]), goal, tolerance)
+        assert found is not None
+        assert mismatch(found.reached, goal) == best(values, goal, tolerance), f"{start}, {goal}, {tolerance}"
+
+
+def test_what_goes_up_and_down_is_refused() -> None:
+    with pytest.raises(CrookedError, match="10 at 10"):
+        nearest(lambda number: float(number if number == 10 else 3 * number), Point(10, 10.0), 28.0, 0.01)
 
 
 def solvable(shape: dict[str, int], choice: dict[str, str]) -> Variant:
@@ -180,6 +241,18 @@ def solvable(shape: dict[str, int], choice: dict[str, str]) -> Variant:
     written = typed(tree)
     corpus = written.data.corpus()
     return Variant("a", resolved(written, corpus.vocab_size), corpus, {}, tree)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_warm_up_is_held_against_the_steps_after_the_match(expand: Expand, refused: Refused, named: bool) -> None:
+    """A variant that is small, and so short, before it gets its budget is as long as the baseline after it."""
+    recipe = "train: {tokens_per_param: 0.1, batch_tokens: 64, seq_len: 16, warmup_steps: %d}\n"
+    change = f"variants: {{thin: {{{D_FF}: 8}}}}" if named else "vary: {feed_forward: [{name: swiglu, d_ff: 8}]}"
+    found = expand(f"{WIDE}{BY_WIDTH}{recipe % 290}{change}\n").variants
+    steps = {each.settings.train.steps for each in found}
+    assert len(found) == 1, "it has come to be the baseline"
+    assert all(each is not None and each >= 290 for each in steps)
+    assert "warmup_steps 290 is more than the" in refused(f"{WIDE}{recipe % 290}variants: {{thin: {{{D_FF}: 8}}}}\n")
 
 
 # --- Several budgets --------------------------------------------------------------------------------------------------

@@ -80,7 +80,8 @@ class StackSettings:
         """
         first = self.scheme(self.usual)
         modules, used = [first] if first.choice.embeds else [], list[int]()
-        for scheme in map(self.scheme, self.layers):
+        for layer in self.layers:
+            scheme = first if layer is self.usual else self.scheme(layer)
             if not (scheme.choice.shared and scheme in modules):
                 modules.append(scheme)
             used.append(modules.index(scheme) if scheme.choice.shared else len(modules) - 1)
