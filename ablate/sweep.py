@@ -64,7 +64,7 @@ def run(wanted: Wanted, console: Console) -> Ran:
     if wanted.check_claims:
         check_claimed(experiment.claims, experiment.file)
     plans = plan.plan(experiment, timed=False)
-    resources = resources_for(wanted, plans)
+    resources = resources_for(wanted, experiment, plans)
     plan.check_device(experiment, resources.device)
     _check_chosen(wanted, experiment, resources)
     _check_writable(wanted, experiment.name)

@@ -61,6 +61,22 @@ def test_main_effects_and_interactions_have_intervals_and_verdicts(plain_text: A
     assert "Holm over all 6 effects" in report.replace("\n", " ")
 
 
+def test_the_summary_tells_of_the_clear_effects_and_of_how_many_are_not(plain_text: Any) -> None:
+    said = section(plain_text(stored(product(2, 2, 2), losses_of(2, 2, 2))), "Summary")
+    (line,) = [line for line in said.splitlines() if "Effects of the axes" in line]
+    assert line.startswith("- **Effects of the axes**: validation loss after Holm: ")
+    assert "A: 1 minus 0 +0.15" in line
+    assert "(worse)" in line
+    assert "(they interact)" in line
+    assert line.endswith("no clear difference in 1 main effect and 2 interactions.")
+
+
+def test_of_one_seed_the_summary_tells_no_effect(plain_text: Any) -> None:
+    found = stored(product(2, 2, 2), losses_of(2, 2, 2))
+    found.trials = found.trials[found.trials["seed"] == 0]
+    assert "**Effects of the axes**: no verdict" in section(plain_text(found), "Summary")
+
+
 def test_holm_is_over_the_effects(plain_text: Any) -> None:
     found = stored(product(2, 2, 2), losses_of(2, 2, 2))
     (told,) = effects.found(evidence_of(found))

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 60
 MOST_PANELS = 6
+MOST_TOLD = 4  # in the summary
 
 MAIN, INTERACTION = 1, 2
 """Axes of an effect."""
@@ -97,6 +98,42 @@ def section(evidence: Evidence) -> str:
     """A table of all effects, with what was left out of each and why; empty where axes do not combine."""
     parts = [_part(each) for each in found(evidence) if any(map(_has_loss, each.variants.values()))]
     return "\n\n".join(["## Effects of the axes", *parts]) if parts else ""
+
+
+def sentences(evidence: Evidence) -> Iterator[str]:
+    """The effects for the summary, in a sentence for each budget: which are clear, and that the others are not."""
+    for told in found(evidence):
+        if any(map(_has_loss, told.variants.values())) and len(told.tasks) == 1 and told.estimates:
+            where = f" at equal {escape(told.suffix.removeprefix('@'))}" if told.suffix else ""
+            yield f"**Effects of the axes**{where}: {_in_short(told)}."
+
+
+def _in_short(told: Effects) -> str:
+    if "aliases" in told.design and (lost := told.estimates[0][0].lost):
+        return f"none can be told without every run of the fraction ({_reasons(lost)})"
+    known = [each for each in told.estimates if each[1].p is not None]
+    if not known:
+        return "no verdict (that takes two seeds that all have)"
+    clear = sorted((each for each in known if each[1].is_clear), key=lambda each: -abs(each[1].mean or 0.0))
+    axes = told.design["axes"]
+    parts = [
+        f"{name_of(effect, axes)} {interval(of, LOSS)} ({verdict(effect, of)})" for effect, of in clear[:MOST_TOLD]
+    ]
+    if more := len(clear) - len(parts):
+        parts.append(f"{more:,} more")
+    unclear = [effect for effect, of in known if not of.is_clear]
+    if unclear:
+        main, both = ([each for each in unclear if len(each.axes) == size] for size in (MAIN, INTERACTION))
+        counts = [count_of(len(main), "main effect")] * bool(main) + [count_of(len(both), "interaction")] * bool(both)
+        parts.append(f"no clear difference in {' and '.join(counts)}")
+    if untold := len(told.estimates) - len(known):
+        parts.append(f"{count_of(untold, 'effect')} not told")
+    fraction = " (of the fraction: each a sum with its aliases)" if "aliases" in told.design else ""
+    return f"{LOSS.label} after Holm{fraction}: " + "; ".join(parts)
+
+
+def _told(effect: Effect, difference: Difference, axes: Sequence[Mapping[str, Any]]) -> str:
+    return f"{name_of(effect, axes)} {interval(difference, LOSS)} ({verdict(effect, difference)})"
 
 
 def data(evidence: Evidence) -> list[dict[str, Any]]:
