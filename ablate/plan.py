@@ -35,7 +35,6 @@ from ablate.profiling import decode
 from ablate.settings import LAYER_SLOTS
 from ablate.variant import Variant
 
-
 _SIZE_OF_A_STEP = ("train.batch_tokens", "train.accumulate")
 
 

@@ -131,11 +131,11 @@ def test_what_is_no_fraction_of_four_axes(added: str, said: str, refused: Refuse
         ),
         (
             "block: [pre_norm, post_norm], train.lrr: [1, 2]",
-            "5:38: unknown setting 'lrr'\n  did you mean 'lr'?",
+            "5:50: unknown setting 'lrr'\n  did you mean 'lr'?",
         ),
         (
             "block: [pre_norm, post_nrom], n_layers: [1, 2]",
-            "5:",
+            "5:26: unknown block 'post_nrom'",
         ),
         (
             "attention.n_kv_headz: [1, 2, 4], block: [pre_norm, post_norm], n_layers: [1, 2]",

@@ -69,11 +69,30 @@ def test_the_summary_tells_of_the_clear_effects_and_of_how_many_are_not(plain_te
     assert "(worse)" in line
     assert "(they interact)" in line
     assert line.endswith("no clear difference in 1 main effect and 2 interactions.")
+    assert "unequal" not in line
+
+
+def test_the_summary_says_that_effects_are_of_variants_of_unequal_budget(plain_text: Any) -> None:
+    found = stored(product(2, 2, 2), losses_of(2, 2, 2))
+    found.trials["params_active"] = [1000 + 100 * (variant != "baseline") for variant in found.trials["variant"]]
+    assert "2 interactions; the variants are of unequal budgets (†)." in section(plain_text(found), "Summary")
+
+
+def test_what_size_itself_does_is_for_the_ladder_to_tell(plain_text: Any) -> None:
+    design = product(2, 2, 2)
+    design["axes"][0] |= {"path": "scale", "values": [1, 2]}
+    (line,) = [
+        line
+        for line in section(plain_text(stored(design, losses_of(2, 2, 2))), "Summary").splitlines()
+        if "Effects of the axes" in line
+    ]
+    assert "scale: 1 minus 0" not in line
+    assert "scale=1 × B=1" in line
 
 
 def test_of_one_seed_the_summary_tells_no_effect(plain_text: Any) -> None:
     found = stored(product(2, 2, 2), losses_of(2, 2, 2))
-    found.trials = found.trials[found.trials["seed"] == 0]
+    found.trials.loc[found.trials["seed"] > 0, "status"] = "diverged"
     assert "**Effects of the axes**: no verdict" in section(plain_text(found), "Summary")
 
 

@@ -72,7 +72,9 @@ def test_exponents_and_an_order_that_holds(plain_text: Any) -> None:
     order = "by mean loss it is the same at all 3 sizes (baseline, attention=gqa); clear after Holm: 3 of 3 differences"
     assert f"**The order holds**: {order} between two variants at a size." in report
     said = section(report, "Summary")
-    assert "**Ladder of sizes**: over 3 sizes the loss of baseline goes with parameters to the power of -0.100 [" in said
+    assert (
+        "**Ladder of sizes**: over 3 sizes the loss of baseline goes with parameters to the power of -0.100 [" in said
+    )
     assert "no variant clearly gains or loses on it with size; the order holds: by mean loss it is the same" in said
 
 
@@ -161,7 +163,7 @@ def test_every_ladder_is_drawn_those_of_lowest_loss_in_colour_and_who_is_not_is_
     missing = (("form3", 0.5), ("form3", 1))
     found = evidence_of(stored(forms, dict.fromkeys(forms, -0.1), missing=missing))
     (plot,) = ladder.plots(found)
-    assert "grey: 2 others" in plot.caption
+    assert "grey: 3 others" in plot.caption
     assert "Not drawn, with losses at fewer than two sizes: attention=form3" in plot.caption
     looks = ladder._looks(ladder.found(found))
     assert [name for name, look in looks.items() if not look.named] == [f"attention=form{i}" for i in range(3)]

@@ -20,6 +20,7 @@ from ablate.cli import main
 from ablate.data import Corpus
 from ablate.experiment import Experiment
 from ablate.mlflow_run import run_content
+from ablate.plan import most_bytes, plan
 from ablate.report import write_report
 from ablate.results import Results, Store
 from ablate.runner import Run
@@ -160,6 +161,17 @@ def test_a_tuning_trial_sees_the_training_split_alone() -> None:
     assert other.sha256 != part.sha256
     short = Corpus(tokens[:100], tokens[100:], 1000, "ab", 1.0, "numbers").for_tuning()
     assert len(short.validation) == 20, "at most a fifth"
+
+
+def test_memory_is_reckoned_for_the_largest_step_that_tuning_may_try(expand: Expand) -> None:
+    """A grid of batches may grow beyond its largest."""
+    recipe = "train: {tokens: 1024, batch_tokens: 64, seq_len: 16}"
+    small, large = (expand(recipe, f"train.batch_tokens={n}") for n in (64, 256))
+    tuned = expand(f"{recipe}\ntune: {{train.batch_tokens: [32, 64, 128]}}")
+    assert most_bytes(small, plan(small, timed=False)) < most_bytes(large, plan(large, timed=False))
+    assert most_bytes(tuned, plan(tuned, timed=False)) == most_bytes(large, plan(large, timed=False))
+    rate = expand(f"{recipe}\n{LR}")
+    assert most_bytes(rate, plan(rate, timed=False)) == most_bytes(small, plan(small, timed=False))
 
 
 # --- Which points, and which is best ----------------------------------------------------------------------------------
@@ -463,9 +475,9 @@ def test_after_a_failure_in_tuning_fail_fast_begins_no_trial(here: Path, monkeyp
         self.failed = True
 
     monkeypatch.setattr(Run, "carry_out", fails)
-    done = _invoke("run", "--fail-fast", "--set", "tune.train.lr=[1e-4, 1e-3]")
+    done = _invoke("run", "--fail-fast", "--set", "tune={train.schedule: [constant, linear], seeds: 1}")
     assert done.exit_code == 1
-    assert "tuning: 2 crashed, 6 ok; 2 not run" in done.output, done.output
+    assert "tuning: 1 crashed, 3 ok; 2 not run" in done.output, done.output
     assert "chosen for" not in done.output
     assert Store(here / "results/tiny").experiment()["tuning"]["is_over"]
 

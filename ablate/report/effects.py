@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.effects import Effect, effects
 from ablate.fractional import in_words
-from ablate.report.comparison import LOSS
+from ablate.report.comparison import LOSS, UNEQUAL, has_other_budget
 from ablate.report.drawing import (
     FEW_COLOURS,
     MARKERS,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_ROWS = 60
+SCALE = "scale"
 MOST_PANELS = 6
 MOST_TOLD = 4  # in the summary
 
@@ -105,13 +106,20 @@ def sentences(evidence: Evidence) -> Iterator[str]:
     for told in found(evidence):
         if any(map(_has_loss, told.variants.values())) and len(told.tasks) == 1 and told.estimates:
             where = f" at equal {escape(told.suffix.removeprefix('@'))}" if told.suffix else ""
-            yield f"**Effects of the axes**{where}: {_in_short(told)}."
+            yield f"**Effects of the axes**{where}: {_in_short(told)}{_budgets(told, evidence.baseline)}."
+
+
+def _budgets(told: Effects, baseline: Variant | None) -> str:
+    if baseline is None or not any(has_other_budget(each, baseline) for each in told.variants.values()):
+        return ""
+    return f"; the variants are of unequal budgets ({UNEQUAL})"
 
 
 def _in_short(told: Effects) -> str:
     if "aliases" in told.design and (lost := told.estimates[0][0].lost):
         return f"none can be told without every run of the fraction ({_reasons(lost)})"
-    known = [each for each in told.estimates if each[1].p is not None]
+    estimates = [each for each in told.estimates if not _is_of_size(each[0], told.design)]
+    known = [each for each in estimates if each[1].p is not None]
     if not known:
         return "no verdict (that takes two seeds that all have)"
     clear = sorted((each for each in known if each[1].is_clear), key=lambda each: -abs(each[1].mean or 0.0))
@@ -126,10 +134,15 @@ def _in_short(told: Effects) -> str:
         main, both = ([each for each in unclear if len(each.axes) == size] for size in (MAIN, INTERACTION))
         counts = [count_of(len(main), "main effect")] * bool(main) + [count_of(len(both), "interaction")] * bool(both)
         parts.append(f"no clear difference in {' and '.join(counts)}")
-    if untold := len(told.estimates) - len(known):
+    if untold := len(estimates) - len(known):
         parts.append(f"{count_of(untold, 'effect')} not told")
     fraction = " (of the fraction: each a sum with its aliases)" if "aliases" in told.design else ""
     return f"{LOSS.label} after Holm{fraction}: " + "; ".join(parts)
+
+
+def _is_of_size(effect: Effect, design: Mapping[str, Any]) -> bool:
+    """What a larger model gains is no question; how it gains is for the ladder to tell."""
+    return len(effect.axes) == MAIN and design["axes"][effect.axes[0]]["path"] == SCALE
 
 
 def _told(effect: Effect, difference: Difference, axes: Sequence[Mapping[str, Any]]) -> str:
@@ -224,13 +237,13 @@ def name_of(effect: Effect, axes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def verdict(effect: Effect, difference: Difference) -> str:
-    """The difference's own, in words of interactions where it is one."""
+    """The difference's own, in words of interactions where it is one; of a sum nobody knows which of its parts it is."""
     if difference.mean is None and not effect.averaged:
         return "not told"
     if len(effect.axes) == MAIN or difference.p is None:
         return difference.verdict
     if difference.is_clear:
-        return "they interact"
+        return "one of these interacts" if effect.aliases else "they interact"
     return difference.verdict.replace("difference", "interaction")
 
 

@@ -305,11 +305,9 @@ def _fall(first: Ladder) -> str:
     fitted = first.law(SIZES[0])
     if fitted is None:
         return f"{escape(first.name)} has losses at fewer than two sizes: no slope"
-    bent = f" {BENT} (no power law: do not go beyond these sizes by it)" if _is_bent(fitted) else ""
-    by_size = _with_interval(fitted.exponent)
-    return (
-        f"over {count_of(fitted.rungs, 'size')} the loss of {escape(first.name)} goes with parameters^{by_size}{bent}"
-    )
+    bent = " (no power law: do not go beyond these sizes by it)" if _is_bent(fitted) else ""
+    sizes, exponent = count_of(fitted.rungs, "size"), _with_interval(fitted.exponent)
+    return f"over {sizes} the loss of {escape(first.name)} goes with parameters to the power of {exponent}{bent}"
 
 
 def _gains_in_words(ladders: Sequence[Ladder]) -> str:
