@@ -132,7 +132,7 @@ def test_a_fraction_names_its_generators_and_aliases(plain_text: Any) -> None:
     assert "not told apart: AB + CD; AC + BD; AD + BC" in text
     rows = table_rows(text, "averaged over")
     assert list(rows)[-3:] == ["A=1 × B=1 + C × D", "A=1 × C=1 + B × D", "A=1 × D=1 + B × C"]
-    assert rows["A=1 × B=1 + C × D"]["verdict"] == "they interact"
+    assert rows["A=1 × B=1 + C × D"]["verdict"] == "one of these interacts"
 
 
 def whole_fraction(n_axes: int, resolution: int, **missing: str) -> dict[str, Any]:

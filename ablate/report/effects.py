@@ -237,7 +237,7 @@ def name_of(effect: Effect, axes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def verdict(effect: Effect, difference: Difference) -> str:
-    """The difference's own, in words of interactions where it is one; of a sum nobody knows which of its parts it is."""
+    """The difference's own, in words of interactions where it is one; of a sum it is not known whose."""
     if difference.mean is None and not effect.averaged:
         return "not told"
     if len(effect.axes) == MAIN or difference.p is None:
