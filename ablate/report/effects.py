@@ -297,8 +297,20 @@ def _caption(told: Effects, pairs: Sequence[tuple[int, int]]) -> str:
     return (
         "Mean validation loss by the value of one axis, a line for each value of another (numbered in the title), over "
         "the combinations that every point of a panel has and the seeds that all have: lines that are not parallel "
-        f"interact.{mixed} {count_of(len(pairs), 'pair')} of axes, those of the smallest p first."
+        f"interact.{mixed} {count_of(len(pairs), 'pair')} of axes, those of the smallest p first, on one scale. "
+        f"{_clear_pairs(told, pairs)}"
     )
+
+
+def _clear_pairs(told: Effects, pairs: Sequence[tuple[int, int]]) -> str:
+    """Lines cross by noise as well."""
+    axes = told.design["axes"]
+    clear = dict.fromkeys(effect.axes for effect, found in told.estimates if found.is_clear)
+    names = [f"{axes[one]['path']} × {axes[other]['path']}" for one, other in pairs if (one, other) in clear]
+    if not names:
+        return "No interaction is clear after Holm: lines that cross may be noise."
+    others = "; elsewhere lines that cross may be noise" if len(names) < len(pairs) else ""
+    return f"Clear after Holm: {list_of(names)}{others}."
 
 
 def _pairs(told: Effects) -> list[tuple[int, int]]:
@@ -349,6 +361,9 @@ def _draw(told: Effects, pairs: Sequence[tuple[int, int]]) -> Figure:
     }
     for axes, pair in zip(panels, pairs, strict=True):
         _draw_pair(axes, told, pair, list(looks.values()))
+    heights = [axes.get_ylim() for axes in panels]  # one scale for all: each on its own would blow its noise up
+    for axes in panels:
+        axes.set_ylim(min(low for low, _ in heights), max(high for _, high in heights))
     panels[0].set_ylabel("validation loss ↓ (nats/token)")
     add_legend(figure, looks)
     return figure
