@@ -217,7 +217,12 @@ def test_a_file_s_own_fraction_and_ladder_are_told(expand: Expand, plain_text: A
 def test_the_interaction_plot_has_one_scale_and_says_which_are_clear(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a scale of its own each panel would show its noise as large as another's finding."""
     drawn: list[Any] = []
-    monkeypatch.setattr(effects, "svg_of", lambda draw: drawn.append(draw()) or b"")
+
+    def keep(draw: Any) -> bytes:
+        drawn.append(draw())
+        return b""
+
+    monkeypatch.setattr(effects, "svg_of", keep)
     (plot,) = effects.plots(evidence_of(stored(product(2, 2, 2), losses_of(2, 2, 2))))
     assert plot.caption.endswith("Clear after Holm: A × B; elsewhere lines that cross may be noise.")
     assert len({axes.get_ylim() for axes in drawn[0].axes}) == 1
