@@ -282,29 +282,6 @@ def test_of_many_runs_each_tuning_trial_is_run_by_one(folder: Folder) -> None:
     assert len(folder.did()) == 12
 
 
-def test_what_a_run_that_was_killed_while_tuning_held_is_taken_over(folder: Folder) -> None:
-    folder.write({"w16": 16}, TUNED)
-    killed, other = (folder.start("--workers", "1", seconds=seconds) for seconds in (600.0, 0.05))
-    wait_for(lambda: list((folder.path / "at_it").iterdir()) and "waiting for another run" in other.said())
-    killed.send(signal.SIGKILL)
-    tuned(folder, ended([other]))
-    killed.end()
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_while_tuning_leaves_told_what_never_began(folder: Folder, number: signal.Signals, code: int) -> None:
-    folder.write({"w16": 16}, TUNED)
-    run = folder.start("--workers", "1", seconds=600.0)
-    wait_for(lambda: list((folder.path / "at_it").iterdir()))
-    run.send(number)
-    (said,) = ended([run], code)
-    assert "tuning: 1 interrupted, 5 not run; 4 not run; report: " in said
-    facts = status(folder)["tuning"]
-    assert (facts["outcomes"], facts["not_run"], facts["left"]) == ({"interrupted": 1}, 5, 6)
-    assert "0 of 6 tuning trials have ended" in folder.report()
-    tuned(folder, ended([folder.start("--workers", "1")]))
-
-
 # --- Ways to end ------------------------------------------------------------------------------------------------------
 
 
