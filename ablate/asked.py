@@ -158,13 +158,11 @@ def _check_free(found: document.Document, name: str) -> None:
         raise document.told(found, Faults([fault]))
 
 
-def resources_for(wanted: Wanted, plans: Sequence[VariantPlan]) -> Resources:
-    """What of the machine the trials have."""
-    from ablate import machine
+def resources_for(wanted: Wanted, experiment: Experiment, plans: Sequence[VariantPlan]) -> Resources:
+    """What of the machine the trials have, those of tuning too."""
+    from ablate import machine, plan
 
-    return machine.share(
-        wanted.device, wanted.workers, max(each.predicted_memory_bytes for each in plans), wanted.memory
-    )
+    return machine.share(wanted.device, wanted.workers, plan.most_bytes(experiment, plans), wanted.memory)
 
 
 def of_other_threads(experiment: Experiment, store: Store, resources: Resources) -> str | None:

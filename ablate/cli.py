@@ -527,7 +527,8 @@ def status(as_json: bool, **options: Any) -> int:
     outcomes = ", ".join(f"{number} {word}" for word, number in sorted(facts["outcomes"].items())) or "none stored"
     profiled = f" ({facts['only_profiled']} only profiled)" if facts["only_profiled"] else ""
     if tuning := facts.get("tuning"):
-        tried = ", ".join(f"{number} {word}" for word, number in sorted(tuning["outcomes"].items())) or "none stored"
+        counts = sorted(tuning["outcomes"].items()) + [("not run", tuning["not_run"])] * bool(tuning["not_run"])
+        tried = ", ".join(f"{number} {word}" for word, number in counts)
         over = "over" if tuning["is_over"] else f"{tuning['left']} left, as far as is known by now"
         echo(f"{facts['name']}: tuning: {tuning['trials']} trials: {tried}; {over}")
     echo(f"{facts['name']}: {facts['planned']} trials: {outcomes}{profiled}; {facts['left']} left")

@@ -34,7 +34,7 @@ def plan_facts(wanted: Wanted) -> dict[str, Any]:
 
     experiment = read(wanted)
     plans = plan.plan(experiment)
-    resources = resources_for(wanted, plans)
+    resources = resources_for(wanted, experiment, plans)
     store = Store(wanted.results / experiment.name)
     search = tuning(experiment, store, resources.device, resources.threads)
     trials = _trials(experiment, search, resources)
@@ -73,7 +73,7 @@ def status(wanted: Wanted) -> dict[str, Any]:
 
     experiment = read(wanted)
     plans = plan.plan(experiment, timed=False)
-    resources = resources_for(wanted, plans)
+    resources = resources_for(wanted, experiment, plans)
     store = Store(wanted.results / experiment.name)
     search = tuning(experiment, store, resources.device, resources.threads)
     trials, to_come = _trials(experiment, search, resources), 0

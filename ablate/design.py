@@ -117,6 +117,9 @@ def _resolution(value: Any, place: Path) -> int:
 
 def _checked(resolution: int, axes: Mapping[str, Sequence[Any]], place: Path) -> Fraction:
     for path, values in axes.items():
+        if (again := _given_twice(values)) is not None:
+            message = f"a fraction has axes of two values each, and '{path}' has one twice ({values[again]!r})"
+            raise _fault(("vary", path), message, "give two that differ")
         if len(values) != 2:
             message = f"a fraction has axes of two values each, and '{path}' has {len(values)}"
             raise _fault(("vary", path), message, f"give it two, or write design: {PRODUCT}")
@@ -127,6 +130,12 @@ def _checked(resolution: int, axes: Mapping[str, Sequence[Any]], place: Path) ->
         return found
     message = f"no fraction of {len(axes)} axes has resolution {resolution}"
     raise _fault(place, message, f"the highest is {len(axes)}; design: {PRODUCT} keeps all effects apart")
+
+
+def _given_twice(values: Sequence[Any]) -> int | None:
+    """The place of the first value that stands before as well; yes is no 1."""
+    told = [(isinstance(value, bool), value) for value in values]
+    return next((place for place, value in enumerate(told) if value in told[:place]), None)
 
 
 def check_fraction(design: Design) -> None:

@@ -13,7 +13,7 @@ from ablate import budget, document, grid
 from ablate.choice import Faults, Path, Settings, SettingsError, Whole, as_whole, validated
 from ablate.claims import Claim, read_all
 from ablate.data import Corpus
-from ablate.design import FRACTIONAL, PRODUCT, Axis, Cell, Design, check_fraction, fraction_of
+from ablate.design import FRACTIONAL, ONE_AT_A_TIME, PRODUCT, Axis, Cell, Design, check_fraction, fraction_of
 from ablate.document import Document, printable
 from ablate.settings import OF_NO_NUMBER, VariantSettings, resolved, typed
 from ablate.sizes import grown, sized
@@ -170,8 +170,8 @@ class _Expansion:
 
     def __init__(self, file: ExperimentFile, found: Document, max_trials: int) -> None:
         self.file, self.found, self.max_trials = file, found, max_trials
-        fraction = fraction_of(file.design, file.vary)
-        self.axes = grid.Axes(file.vary, FRACTIONAL if fraction else str(file.design), fraction)
+        self.no_fraction: Faults | None = None
+        self.axes = self._axes()
         self.claims = read_all(each.model_dump() for each in file.claims)
         self.invalid: list[Invalid] = []
         self.same: dict[str, str] = {}
@@ -179,6 +179,24 @@ class _Expansion:
         self.by_canonical: dict[str, Variant] = {}
         self.corpora: dict[str, Corpus] = {}
         self.differs: dict[tuple[str, int], bool] = {}
+
+    def _axes(self) -> grid.Axes:
+        """How they combine; where they have no such fraction, each alone, to be checked before that is told."""
+        try:
+            fraction = fraction_of(self.file.design, self.file.vary)
+        except Faults as faults:
+            self.no_fraction = faults
+            return grid.Axes(self.file.vary, ONE_AT_A_TIME)
+        return grid.Axes(self.file.vary, FRACTIONAL if fraction else str(self.file.design), fraction)
+
+    def _check_fraction(self) -> None:
+        """Axes that are none, and values that are wrong by themselves, are told of before their number is. Raises
+        `Faults`.
+        """
+        if self.no_fraction:
+            for combination in self.axes.combinations():
+                self._point(combination)
+            raise self.no_fraction
 
     def expanded(self) -> Expanded:
         """The whole way."""
@@ -191,6 +209,7 @@ class _Expansion:
         self._check_paths(list(named.values()))
         for name, tree in named.items():
             self._keep(self._whole(name, tree, ("variants", name)))
+        self._check_fraction()
         points = [self._point(combination) for combination in self.axes.combinations()]
         self._settle([point for point in points if point])
         variants = list(self.by_canonical.values())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -32,6 +34,8 @@ from ablate.objectives import task_of
 from ablate.profiling import decode
 from ablate.settings import LAYER_SLOTS
 from ablate.variant import Variant
+
+_SIZE_OF_A_STEP = ("train.batch_tokens", "train.accumulate")
 
 
 @dataclass(frozen=True)
@@ -92,16 +96,32 @@ def plan(experiment: Experiment, *, timed: bool = True) -> list[VariantPlan]:
 def _variant_plan(variant: Variant, rate: float | None) -> VariantPlan:
     model, train = variant.settings.model, variant.settings.train
     price = cost(model, train.length)
-    sequences = train.batch_tokens // train.length // train.accumulate
     return VariantPlan(
         variant=variant,
         cost=price,
         kv_cache_bytes_per_token=cache_bytes_per_token(model, train.precision),
         kv_cache_bytes_by_devices=cache_bytes_by_devices(model, train.precision),
         kv_cache_equals_weights_at_tokens=tokens_that_weigh_as_much(model, price.params_total, train.precision),
-        predicted_memory_bytes=training_bytes(model, price.params_total, sequences, train.length),
+        predicted_memory_bytes=_memory_bytes(variant, price.params_total),
         predicted_seconds=train.seconds or _seconds(price, train.n_steps * train.batch_tokens, rate),
     )
+
+
+def _memory_bytes(variant: Variant, params_total: int) -> int:
+    model, train = variant.settings.model, variant.settings.train
+    return training_bytes(model, params_total, train.batch_tokens // train.length // train.accumulate, train.length)
+
+
+def most_bytes(experiment: Experiment, plans: Sequence[VariantPlan]) -> int:
+    """What one trial takes at most, as predicted: also at any point at which a variant may be tuned, where a step may
+    be larger than the one that the file says.
+    """
+    found = [each.predicted_memory_bytes for each in plans]
+    points = experiment.search.outermost(_SIZE_OF_A_STEP) if experiment.search else []
+    for each, point in itertools.product(plans, points):
+        with suppress(Faults):  # a grid does not grow to what cannot be
+            found.append(_memory_bytes(search.at(each.variant, point), each.cost.params_total))
+    return max(found)
 
 
 def _seconds(price: Cost, tokens: int, rate: float | None) -> float | None:

@@ -95,6 +95,11 @@ class Listed:
         """The values at the edges."""
         return (min(self.values), max(self.values)) if self.is_numeric else ()
 
+    @property
+    def outermost(self) -> tuple[Any, ...]:
+        """The values, and those past the ends."""
+        return (*self.values, *map(self.beyond, self.ends))
+
     def beyond(self, end: Any) -> Any:
         """The next value past an end: in equal steps where the values are in such, or not all above 0, else by the
         ratio of the last two. Rounded to two significant digits, or to a whole number.
@@ -120,6 +125,11 @@ class Range:
     high: float
     log: bool
     whole: bool
+
+    @property
+    def outermost(self) -> tuple[Any, ...]:
+        """Both ends."""
+        return tuple(int(each) if self.whole else each for each in (self.low, self.high))
 
     def at_edge(self, value: Any) -> bool:
         """Whether a value is near an end."""
@@ -179,6 +189,13 @@ class Search:
                 if new not in values[path] and all(map(possible, product({**values, path: (new,)}))):
                     values[path] = (*values[path], new)
         return replace(self, axes={path: Listed(each) for path, each in values.items()})
+
+    def outermost(self, paths: Sequence[str]) -> list[Point]:
+        """All values that these settings may come to have: of a grid also those that it may grow to, of a range its
+        ends.
+        """
+        axes = {path: self.axes[path] for path in paths if path in self.axes}
+        return product({path: axis.outermost for path, axis in axes.items()}) if axes else []
 
     def edges(self, point: Point) -> list[str]:
         """The settings whose value in a point lies at the edge of what was tried."""

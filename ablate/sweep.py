@@ -64,7 +64,7 @@ def run(wanted: Wanted, console: Console) -> Ran:
     if wanted.check_claims:
         check_claimed(experiment.claims, experiment.file)
     plans = plan.plan(experiment, timed=False)
-    resources = resources_for(wanted, plans)
+    resources = resources_for(wanted, experiment, plans)
     plan.check_device(experiment, resources.device)
     _check_chosen(wanted, experiment, resources)
     _check_writable(wanted, experiment.name)
@@ -99,7 +99,7 @@ class _Sweep:
         from ablate.runner import Seen
 
         self.wanted, self.experiment, self.plans, self.resources = wanted, experiment, plans, resources
-        self.received = received
+        self.written, self.received, self.is_stopped = experiment, received, False
         self.store = Store(wanted.results / experiment.name, create=True)
         self.trials = experiment.trials(resources.device, resources.threads)
         self.leases = Leases(self.store.folder / "leases")
@@ -110,14 +110,18 @@ class _Sweep:
         self.names = _names_of_trials(self.store)
 
     def run(self, console: Console) -> Ran:
+        from ablate.runner import present
+
         with ExitStack() as held:
             search = self._tune(console, held)
             if search and search.is_over:
                 self._take(search)
-            if search is None or search.is_over:
-                started, is_complete = self._try(console, held, search)
-            else:
+            if self.is_stopped or (search and not search.is_over):
+                with present(self.leases, self.received):
+                    self._note()
                 started, is_complete = 0, False
+            else:
+                started, is_complete = self._try(console, held, search)
             written, fault = self._report()
         return self._ran(search, started, is_complete, written, (*self.lost, *fault))
 
@@ -126,7 +130,7 @@ class _Sweep:
     ) -> Ran:
         from ablate.tuning import FINE
 
-        total, tried = self.experiment.counts["trials"], search.outcomes() if search else Counter[str]()
+        total, tried = self.experiment.counts["trials"], search.told() if search else Counter[str]()
         is_known = search is None or search.is_over
         outcomes = _outcomes(_statuses(self.store, self.trials) if is_known else Counter(), total)
         failed = set(outcomes) - {"ok"} or set(tried) - set(FINE) or self.experiment.invalid or lost or not is_complete
@@ -146,14 +150,15 @@ class _Sweep:
                 return search
             failed = self._search_on(search, queue, again, console, held)
             again = False
-            if self.received or (failed and self.wanted.fail_fast) or search.left(retry_failed=False):
+            self.is_stopped = failed and self.wanted.fail_fast
+            if self.received or self.is_stopped or search.left(retry_failed=False):
                 return self._search()
         return None
 
     def _search(self) -> Tuning | None:
         from ablate.tuning import tuning
 
-        return tuning(self.experiment, self.store, self.resources.device, self.resources.threads)
+        return tuning(self.written, self.store, self.resources.device, self.resources.threads)
 
     def _search_on(self, search: Tuning, queue: list[Task], again: bool, console: Console, held: ExitStack) -> bool:
         """Try what is next. Returns whether something failed; that a training diverged is no failure of a search."""
@@ -164,7 +169,7 @@ class _Sweep:
         self._make_ready(search.trials, queue)
         tried, progress = search.tried(), Progress(console, len(queue))
         running = self._begin(
-            progress, search, tried, plan.plan(tried, timed=False), retry_failed=again, only="train", fine=FINE
+            progress, tried, plan.plan(tried, timed=False), retry_failed=again, only="train", fine=FINE
         )
         self._say(console, [search.opening(len(queue)), *_done_again(self.store, search.trials)])
         self._open_mirror(held, new=True)
@@ -190,7 +195,7 @@ class _Sweep:
         queue = tasks(self.trials, self.store, retry_failed=again, only=only)
         self._make_ready(self.trials, queue)
         progress = Progress(console, len(queue))
-        running = self._begin(progress, search, self.experiment, self.plans, retry_failed=again, only=only)
+        running = self._begin(progress, self.experiment, self.plans, retry_failed=again, only=only)
         rounds_left = len(running.rounds_left())
         outcomes = _statuses(self.store, self.trials)
         opening = _opening(self.experiment, len(queue), outcomes, rounds_left, only=only if again else None)
@@ -225,7 +230,6 @@ class _Sweep:
     def _begin(
         self,
         progress: Progress,
-        search: Tuning | None,
         experiment: Experiment,
         plans: list[VariantPlan],
         *,
@@ -236,13 +240,10 @@ class _Sweep:
         """Store what the experiment is now, and get ready to carry out trials of `experiment`, which may be those of
         its search.
         """
-        from ablate import machine, plan
         from ablate.runner import Run, present
 
-        document = plan.document(self.experiment, self.plans, machine.facts(self.resources), self.wanted.command())
-        document = search.added_to(document) if search else document
         with present(self.leases, self.received):
-            self.store.write_experiment(document)
+            self._note()
             return Run(
                 experiment,
                 plans,
@@ -257,6 +258,17 @@ class _Sweep:
                 fine=fine,
                 seen=self.seen,
             )
+
+    def _note(self) -> None:
+        """Store what the experiment is now, by what is stored at this moment: another run may have ended its search."""
+        from ablate import machine, plan
+
+        search, experiment, plans = self._search(), self.experiment, self.plans
+        if search and search.is_over:
+            experiment = search.tuned()
+            plans = plan.plan(experiment, timed=False)
+        document = plan.document(experiment, plans, machine.facts(self.resources), self.wanted.command())
+        self.store.write_experiment(search.added_to(document) if search else document)
 
     def _report(self) -> tuple[Path | None, list[str]]:
         """Judge the claims, and write the report while no other run does. Returns where it is, and why it is not."""

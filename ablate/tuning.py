@@ -83,6 +83,13 @@ class Tuning:
         """The stored trials by outcome, at this moment."""
         return Counter(row["status"] for trial in self.trials if (row := self.store.trial(trial.trial_id)))
 
+    def told(self) -> Counter[str]:
+        """The same, with those that never began as `not run`: also of points that are still to be decided."""
+        found = self.outcomes()
+        if missing := self._planned() - found.total():
+            found["not run"] = missing
+        return found
+
     def left(self, *, retry_failed: bool) -> list[Task]:
         """What is to be done of the points that are decided by now."""
         return tasks(self.trials, self.store, retry_failed=retry_failed, only="train")
@@ -160,7 +167,8 @@ class Tuning:
             "trials": self._planned(),
             "tokens": self._tokens(),
             "outcomes": dict(outcomes),
-            "left": self._planned() - sum(n for word, n in outcomes.items() if word != "interrupted"),
+            "not_run": self.told()["not run"],
+            "left": self._planned() - len(self.trials) + len(self.left(retry_failed=False)),
             "is_over": self.is_over,
             "chosen": {name: each.point for name, each in self.chosen.items()},
             "at_edge": {name: self.search.edges(each.point) for name, each in self.chosen.items()},

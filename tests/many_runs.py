@@ -8,6 +8,7 @@ file in `at_it` while it is at work, which must not be there when another begins
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -41,6 +42,8 @@ class FakeChild:
         place = "timing" if isinstance(job, TimingJob) else self.what
         self.at_it = begin(place)
         self.columns: dict[str, Any] = {"steps": 4, "train_loss": float(os.getpid())}
+        if getattr(job, "for_tuning", False):
+            self.columns["val_loss"] = abs(math.log10(job.settings["train"]["lr"]))
         if isinstance(job, TimingJob):
             self.columns = {"values": {"step_seconds_p50": 0.01}, "samples": {"step_seconds_p50": 100}, "torch": "2"}
         self.curves: dict[str, list[Any]] = defaultdict(list)

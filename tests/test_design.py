@@ -119,7 +119,27 @@ def test_what_is_no_fraction_of_four_axes(added: str, said: str, refused: Refuse
         ),
         (
             "train.lr: [1e-3, 0.001], block: [pre_norm, post_norm], n_layers: [1, 2]",
-            "5:8: 'train.lr' makes no difference in a run of the fraction",
+            "5:8: a fraction has axes of two values each, and 'train.lr' has one twice (0.001)\n  give two that differ",
+        ),
+        (
+            "train.lr: [1, 2, 1], block: [pre_norm, post_norm], n_layers: [1, 2]",
+            "5:8: a fraction has axes of two values each, and 'train.lr' has one twice (1)",
+        ),
+        (
+            "n_layerz: [1, 2, 3], block: [pre_norm, post_norm], n_heads: [2, 4]",
+            "5:8: unknown setting 'n_layerz'\n  did you mean 'n_layers'?",
+        ),
+        (
+            "block: [pre_norm, post_norm], train.lrr: [1, 2]",
+            "5:50: unknown setting 'lrr'\n  did you mean 'lr'?",
+        ),
+        (
+            "block: [pre_norm, post_nrom], n_layers: [1, 2]",
+            "5:26: unknown block 'post_nrom'",
+        ),
+        (
+            "attention.n_kv_headz: [1, 2, 4], block: [pre_norm, post_norm], n_layers: [1, 2]",
+            "5:8: unknown setting of attention",
         ),
     ],
 )

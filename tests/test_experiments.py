@@ -37,6 +37,8 @@ SHRUNK = {
 NARROW = {**SHRUNK, "baseline.d_model": "64", "baseline.n_heads": "8", "baseline.n_layers": "2"}
 NARROW |= {"baseline.feed_forward.d_ff": "64", "baseline.vocab_size": "256", "data.vocab_size": "256"}
 NARROW_SETS = [part for key, value in NARROW.items() for part in ("--set", f"{key}={value}")]
+# A ladder has a half of it too.
+SETS_OF = {"ladder": {**SHRUNK, "baseline.n_layers": "2"}}
 SETS = [part for key, value in SHRUNK.items() for part in ("--set", f"{key}={value}")]
 
 
@@ -53,7 +55,9 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("file", [each for each in FILES if each not in PROFILES], ids=lambda file: file.stem)
 def test_every_experiment_runs(file: Path, tmp_path: Path) -> None:
     places = ("--results", str(tmp_path / "results"), "--reports", str(tmp_path / "reports"))
-    done = ablate_command("run", f"experiments/{file.name}", *SETS, *places, "--device", "cpu")
+    shrunk = SETS_OF.get(file.stem, SHRUNK)
+    sets = [part for key, value in shrunk.items() for part in ("--set", f"{key}={value}")]
+    done = ablate_command("run", f"experiments/{file.name}", *sets, *places, "--device", "cpu")
     assert done.exit_code == 0, done.output
     results = ablate.load(tmp_path / "results" / file.stem)
     assert set(results.trials["status"]) == {"ok"}
@@ -87,6 +91,16 @@ def test_every_published_shape_fits_and_is_as_published_but_for_its_depth(file: 
     same = ("d_model", "n_heads", "max_seq_len", "vocab_size", "attention", "position")
     assert {name: getattr(own, name) for name in same} == {name: getattr(published, name) for name in same}
     assert own.n_layers <= 2
+
+
+@pytest.mark.parametrize("file", ["ladder", "fractional"])
+def test_a_design_of_an_example_is_whole_as_it_stands(file: str) -> None:
+    """Every size comes out whole, and no run of the fraction is missing or another's."""
+    facts = commands.plan_facts(asked.Wanted(f"experiments/{file}.yaml", device="cpu"))
+    assert not facts["invalid"]
+    assert not facts["same"]
+    cells = [cell["variant"] for cell in facts["design"]["cells"]]
+    assert len(set(cells)) == len(cells) == facts["counts"]["planned"]
 
 
 def readme_commands() -> list[str]:

@@ -61,6 +61,41 @@ def test_main_effects_and_interactions_have_intervals_and_verdicts(plain_text: A
     assert "Holm over all 6 effects" in report.replace("\n", " ")
 
 
+def test_the_summary_tells_of_the_clear_effects_and_of_how_many_are_not(plain_text: Any) -> None:
+    said = section(plain_text(stored(product(2, 2, 2), losses_of(2, 2, 2))), "Summary")
+    (line,) = [line for line in said.splitlines() if "Effects of the axes" in line]
+    assert line.startswith("- **Effects of the axes**: validation loss after Holm: ")
+    assert "A: 1 minus 0 +0.15" in line
+    assert "(worse)" in line
+    assert "(they interact)" in line
+    assert line.endswith("no clear difference in 1 main effect and 2 interactions.")
+    assert "unequal" not in line
+
+
+def test_the_summary_says_that_effects_are_of_variants_of_unequal_budget(plain_text: Any) -> None:
+    found = stored(product(2, 2, 2), losses_of(2, 2, 2))
+    found.trials["params_active"] = [1000 + 100 * (variant != "baseline") for variant in found.trials["variant"]]
+    assert "2 interactions; the variants are of unequal budgets (†)." in section(plain_text(found), "Summary")
+
+
+def test_what_size_itself_does_is_for_the_ladder_to_tell(plain_text: Any) -> None:
+    design = product(2, 2, 2)
+    design["axes"][0] |= {"path": "scale", "values": [1, 2]}
+    (line,) = [
+        line
+        for line in section(plain_text(stored(design, losses_of(2, 2, 2))), "Summary").splitlines()
+        if "Effects of the axes" in line
+    ]
+    assert "scale: 1 minus 0" not in line
+    assert "scale=1 × B=1" in line
+
+
+def test_of_one_seed_the_summary_tells_no_effect(plain_text: Any) -> None:
+    found = stored(product(2, 2, 2), losses_of(2, 2, 2))
+    found.trials.loc[found.trials["seed"] > 0, "status"] = "diverged"
+    assert "**Effects of the axes**: no verdict" in section(plain_text(found), "Summary")
+
+
 def test_holm_is_over_the_effects(plain_text: Any) -> None:
     found = stored(product(2, 2, 2), losses_of(2, 2, 2))
     (told,) = effects.found(evidence_of(found))
@@ -97,7 +132,7 @@ def test_a_fraction_names_its_generators_and_aliases(plain_text: Any) -> None:
     assert "not told apart: AB + CD; AC + BD; AD + BC" in text
     rows = table_rows(text, "averaged over")
     assert list(rows)[-3:] == ["A=1 × B=1 + C × D", "A=1 × C=1 + B × D", "A=1 × D=1 + B × C"]
-    assert rows["A=1 × B=1 + C × D"]["verdict"] == "they interact"
+    assert rows["A=1 × B=1 + C × D"]["verdict"] == "one of these interacts"
 
 
 def whole_fraction(n_axes: int, resolution: int, **missing: str) -> dict[str, Any]:
@@ -177,3 +212,19 @@ def test_a_file_s_own_fraction_and_ladder_are_told(expand: Expand, plain_text: A
         text = section(plain_text(found), heading)
         assert "block" in text
         assert "n/a" not in table_rows(text, "seeds")[next(iter(table_rows(text, "seeds")))].values()
+
+
+def test_the_interaction_plot_has_one_scale_and_says_which_are_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a scale of its own each panel would show its noise as large as another's finding."""
+    drawn: list[Any] = []
+
+    def keep(draw: Any) -> bytes:
+        drawn.append(draw())
+        return b""
+
+    monkeypatch.setattr(effects, "svg_of", keep)
+    (plot,) = effects.plots(evidence_of(stored(product(2, 2, 2), losses_of(2, 2, 2))))
+    assert plot.caption.endswith("Clear after Holm: A × B; elsewhere lines that cross may be noise.")
+    assert len({axes.get_ylim() for axes in drawn[0].axes}) == 1
+    (plot,) = effects.plots(evidence_of(stored(product(2, 2, 2), dict.fromkeys(losses_of(2, 2, 2), 0.0))))
+    assert plot.caption.endswith("No interaction is clear after Holm: lines that cross may be noise.")

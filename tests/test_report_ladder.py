@@ -69,14 +69,29 @@ def test_exponents_and_an_order_that_holds(plain_text: Any) -> None:
     assert rows["baseline"]["e by training tokens"] == "—", "all sizes were trained on as many"
     assert (rows["baseline"]["sizes"], rows["baseline"]["seeds"]) == ("3", str(SEEDS))
     assert rows["attention=gqa"]["e by parameters, minus the first's"].endswith("no clear difference")
-    assert "**The order holds**: by mean loss it is the same at all 3 sizes (baseline, attention=gqa)." in report
-    assert "Clear after Holm: 3 of 3 differences" in report
+    order = "by mean loss it is the same at all 3 sizes (baseline, attention=gqa); clear after Holm: 3 of 3 differences"
+    assert f"**The order holds**: {order} between two variants at a size." in report
+    said = section(report, "Summary")
+    assert (
+        "**Ladder of sizes**: over 3 sizes the loss of baseline goes with parameters to the power of -0.100 [" in said
+    )
+    assert "no variant clearly gains or loses on it with size; the order holds: by mean loss it is the same" in said
+
+
+def test_an_order_of_means_that_are_all_inside_the_noise_is_no_finding(plain_text: Any) -> None:
+    report = plain_text(stored({"mha": 8.0, "gqa": 8.0 + 1e-4}, {"mha": -0.1, "gqa": -0.1}, noise=0.05))
+    assert "which may be noise; clear after Holm: 0 of 3 differences" in section(report, HEADING) or (
+        "means change places inside the noise" in section(report, HEADING)
+    )
+    assert "order holds**" not in section(report, HEADING)
+    assert "the order holds:" not in section(report, "Summary")
 
 
 def test_an_order_that_turns_with_size(plain_text: Any) -> None:
     report = plain_text(stored({"mha": 8.0, "gqa": 8.0 * 1e5**0.2}, {"mha": -0.1, "gqa": -0.3}))
     text = section(report, HEADING)
-    assert "**The order does not hold** across 3 sizes: attention=gqa and baseline clearly change places." in text
+    assert "**The order does not hold** across 3 sizes: attention=gqa and baseline clearly change places;" in text
+    assert "clearly gaining with size: attention=gqa; the order does not hold" in section(report, "Summary")
     assert table_rows(text, "e by parameters")["attention=gqa"]["e by parameters, minus the first's"].endswith(
         "gains with size"
     )
@@ -140,3 +155,17 @@ def test_the_plots_are_drawn_and_are_the_same_bytes(tmp_path: Path) -> None:
         one, two = (next((tmp_path / each / "plots").glob(f"*-{plot}.svg")).read_bytes() for each in "ab")
         assert one == two
         assert b"gqa_" in one
+
+
+def test_every_ladder_is_drawn_those_of_lowest_loss_in_colour_and_who_is_not_is_named() -> None:
+    """One that has a single size has no line."""
+    forms = {"mha": 8.0, **{f"form{i}": 9.0 - 0.1 * i for i in range(12)}}
+    missing = (("form3", 0.5), ("form3", 1))
+    found = evidence_of(stored(forms, dict.fromkeys(forms, -0.1), missing=missing))
+    (plot,) = ladder.plots(found)
+    assert "grey: 3 others" in plot.caption
+    assert "Not drawn, with losses at fewer than two sizes: attention=form3" in plot.caption
+    looks = ladder._looks(ladder.found(found))
+    assert [name for name, look in looks.items() if not look.named] == [f"attention=form{i}" for i in range(3)]
+    assert plot.svg
+    assert all(f"attention=form{i}".encode() in plot.svg for i in range(12) if i != 3)

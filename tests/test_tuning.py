@@ -20,13 +20,17 @@ from ablate.cli import main
 from ablate.data import Corpus
 from ablate.experiment import Experiment
 from ablate.mlflow_run import run_content
+from ablate.plan import most_bytes, plan
 from ablate.report import write_report
 from ablate.results import Results, Store
 from ablate.runner import Run
 from ablate.schema import CURVES, PROFILES, TRIALS
 from ablate.search import Listed, Point, Range, Search, best_of, mean_loss
 from ablate.settings import TrainSettings
+from ablate.sweep import _Sweep
+from ablate.tasks import Task
 from ablate.tuning import Tuning, tuning
+from ablate.variant import Trial
 
 LR = "tune: {train.lr: [1e-3, 1e-2, 1e-1]}"
 GQA = "variants: {gqa: {attention: {name: gqa, n_kv_heads: 2}}}"
@@ -157,6 +161,17 @@ def test_a_tuning_trial_sees_the_training_split_alone() -> None:
     assert other.sha256 != part.sha256
     short = Corpus(tokens[:100], tokens[100:], 1000, "ab", 1.0, "numbers").for_tuning()
     assert len(short.validation) == 20, "at most a fifth"
+
+
+def test_memory_is_reckoned_for_the_largest_step_that_tuning_may_try(expand: Expand) -> None:
+    """A grid of batches may grow beyond its largest."""
+    recipe = "train: {tokens: 1024, batch_tokens: 64, seq_len: 16}"
+    small, large = (expand(recipe, f"train.batch_tokens={n}") for n in (64, 256))
+    tuned = expand(f"{recipe}\ntune: {{train.batch_tokens: [32, 64, 128]}}")
+    assert most_bytes(small, plan(small, timed=False)) < most_bytes(large, plan(large, timed=False))
+    assert most_bytes(tuned, plan(tuned, timed=False)) == most_bytes(large, plan(large, timed=False))
+    rate = expand(f"{recipe}\n{LR}")
+    assert most_bytes(rate, plan(rate, timed=False)) == most_bytes(small, plan(small, timed=False))
 
 
 # --- Which points, and which is best ----------------------------------------------------------------------------------
@@ -418,10 +433,10 @@ def test_a_run_tunes_chooses_and_goes_on_wherever_it_was_cut(tmp_path: Path, mon
         cut.setattr(Run, "carry_out", lambda self, queue, received: whole(self, queue[:3], received))
         stopped = _invoke("run")
     assert stopped.exit_code == 1
-    assert "tuning: 3 ok; 2 not run" in stopped.output, stopped.output
+    assert "tuning: 3 not run, 3 ok; 2 not run" in stopped.output, stopped.output
     report = Path("reports/tiny/report.md").read_text(encoding="utf-8")
     assert "**Settings are still being tuned: 3 of 6 tuning trials have ended." in report
-    assert "tiny: tuning: 6 trials: 3 ok; 3 left, as far as is known by now" in _invoke("status").output
+    assert "tiny: tuning: 6 trials: 3 ok, 3 not run; 3 left, as far as is known by now" in _invoke("status").output
 
     done = _invoke("run")
     assert done.exit_code == 0, f"a setting at which training diverges is no failure: {done.output}"
@@ -440,6 +455,55 @@ def test_a_run_tunes_chooses_and_goes_on_wherever_it_was_cut(tmp_path: Path, mon
     assert "tiny: tuning: 6 trials: 2 diverged, 4 ok; over" in _invoke("status").output
     assert "2 variants x 3 points x 1 seed = 6, 768 tokens; 6 of them stored" in _invoke("plan").output
     assert "## Tuning" in Path("reports/tiny/report.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(WHOLE, encoding="utf-8")
+    return tmp_path
+
+
+def test_after_a_failure_in_tuning_fail_fast_begins_no_trial(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where that was the last trial of the search, so that the choice is known: it is noted for the next run."""
+
+    def fails(self: Run, queue: list[Task], received: list[int]) -> None:
+        for task in queue:
+            row = {"trial_id": task.trial.trial_id, "variant": "x", "seed": 1, "is_for_tuning": True, "steps": 4}
+            ending = {"status": "crashed"} if task is queue[-1] else {"status": "ok", "val_loss": 1.0}
+            self.store.write_trial(row | ending | {"attempts": 1}, {}, {})
+        self.failed = True
+
+    monkeypatch.setattr(Run, "carry_out", fails)
+    done = _invoke("run", "--fail-fast", "--set", "tune={train.schedule: [constant, linear], seeds: 1}")
+    assert done.exit_code == 1
+    assert "tuning: 1 crashed, 3 ok; 2 not run" in done.output, done.output
+    assert "chosen for" not in done.output
+    assert Store(here / "results/tiny").experiment()["tuning"]["is_over"]
+
+
+def test_what_another_run_has_tuned_meanwhile_is_what_is_noted(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a run that is killed in between would leave a search that is not over beside results of what it led to."""
+    ready = _Sweep._make_ready
+
+    def other(self: _Sweep, trials: list[Trial], queue: list[Task]) -> None:
+        ready(self, trials, queue)
+        for trial in trials:
+            row = {"trial_id": trial.trial_id, "variant": "x", "seed": 1, "is_for_tuning": True, "steps": 4}
+            self.store.write_trial(row | {"status": "ok", "val_loss": 1.0, "attempts": 1}, {}, {})
+
+    def killed(*_: object) -> None:
+        raise SystemExit(137)
+
+    monkeypatch.setattr(_Sweep, "_make_ready", other)
+    monkeypatch.setattr(Run, "carry_out", killed)
+    _invoke("run", "--set", "tune.train.schedule=[constant, linear]", "--set", "tune.train.lr=[1e-3, 0.1, 0.01]")
+    stored = Store(here / "results/tiny").experiment()
+    assert not stored["tuning"]["is_over"], "the best lies at an edge"
+    _invoke("run", "--set", "tune.train.schedule=[constant, linear]", "--set", "tune.train.lr=[1e-3, 0.1, 0.01]")
+    stored = Store(here / "results/tiny").experiment()
+    assert stored["tuning"]["is_over"]
+    assert all(each["trials"] for each in stored["variants"])
 
 
 # --- The report -------------------------------------------------------------------------------------------------------

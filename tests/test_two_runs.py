@@ -260,6 +260,28 @@ def test_what_a_run_elsewhere_holds_is_taken_over_when_it_has_stood_still(folder
     complete(folder)
 
 
+# --- While settings are tuned -----------------------------------------------------------------------------------------
+
+TUNED = "profile: {decode: null}\ntune: {train.lr: [1e-3, 1e-2, 1e-1], seeds: 1}\n"
+"""The fakes' loss is the lower the nearer to 1, so that the grid grows by that: 8 trials, and then 4."""
+
+
+def tuned(folder: Folder, said: list[str]) -> None:
+    assert all("tuning: 8 ok; 4 ok" in each for each in said), said
+    assert all("chosen for w16: train.lr=1.0" in each for each in said), "each goes on to the same choice"
+    results = ablate.load(folder.store.folder)
+    assert list(results.tuning["status"]) == ["ok"] * 8
+    assert list(results.trials["status"]) == ["ok"] * 4
+    assert folder.leases() == []
+
+
+def test_of_many_runs_each_tuning_trial_is_run_by_one(folder: Folder) -> None:
+    folder.write({"w16": 16}, TUNED)
+    tuned(folder, ended([folder.start(*PARALLEL) for _ in range(4)]))
+    assert set(folder.did().values()) == {1}
+    assert len(folder.did()) == 12
+
+
 # --- Ways to end ------------------------------------------------------------------------------------------------------
 
 

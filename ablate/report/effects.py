@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.effects import Effect, effects
 from ablate.fractional import in_words
-from ablate.report.comparison import LOSS
+from ablate.report.comparison import LOSS, UNEQUAL, has_other_budget
 from ablate.report.drawing import (
     FEW_COLOURS,
     MARKERS,
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_ROWS = 60
+SCALE = "scale"
 MOST_PANELS = 6
+MOST_TOLD = 4  # in the summary
 
 MAIN, INTERACTION = 1, 2
 """Axes of an effect."""
@@ -97,6 +99,54 @@ def section(evidence: Evidence) -> str:
     """A table of all effects, with what was left out of each and why; empty where axes do not combine."""
     parts = [_part(each) for each in found(evidence) if any(map(_has_loss, each.variants.values()))]
     return "\n\n".join(["## Effects of the axes", *parts]) if parts else ""
+
+
+def sentences(evidence: Evidence) -> Iterator[str]:
+    """The effects for the summary, in a sentence for each budget: which are clear, and that the others are not."""
+    for told in found(evidence):
+        if any(map(_has_loss, told.variants.values())) and len(told.tasks) == 1 and told.estimates:
+            where = f" at equal {escape(told.suffix.removeprefix('@'))}" if told.suffix else ""
+            yield f"**Effects of the axes**{where}: {_in_short(told)}{_budgets(told, evidence.baseline)}."
+
+
+def _budgets(told: Effects, baseline: Variant | None) -> str:
+    if baseline is None or not any(has_other_budget(each, baseline) for each in told.variants.values()):
+        return ""
+    return f"; the variants are of unequal budgets ({UNEQUAL})"
+
+
+def _in_short(told: Effects) -> str:
+    if "aliases" in told.design and (lost := told.estimates[0][0].lost):
+        return f"none can be told without every run of the fraction ({_reasons(lost)})"
+    estimates = [each for each in told.estimates if not _is_of_size(each[0], told.design)]
+    known = [each for each in estimates if each[1].p is not None]
+    if not known:
+        return "no verdict (that takes two seeds that all have)"
+    clear = sorted((each for each in known if each[1].is_clear), key=lambda each: -abs(each[1].mean or 0.0))
+    axes = told.design["axes"]
+    parts = [
+        f"{name_of(effect, axes)} {interval(of, LOSS)} ({verdict(effect, of)})" for effect, of in clear[:MOST_TOLD]
+    ]
+    if more := len(clear) - len(parts):
+        parts.append(f"{more:,} more")
+    unclear = [effect for effect, of in known if not of.is_clear]
+    if unclear:
+        main, both = ([each for each in unclear if len(each.axes) == size] for size in (MAIN, INTERACTION))
+        counts = [count_of(len(main), "main effect")] * bool(main) + [count_of(len(both), "interaction")] * bool(both)
+        parts.append(f"no clear difference in {' and '.join(counts)}")
+    if untold := len(estimates) - len(known):
+        parts.append(f"{count_of(untold, 'effect')} not told")
+    fraction = " (of the fraction: each a sum with its aliases)" if "aliases" in told.design else ""
+    return f"{LOSS.label} after Holm{fraction}: " + "; ".join(parts)
+
+
+def _is_of_size(effect: Effect, design: Mapping[str, Any]) -> bool:
+    """What a larger model gains is no question; how it gains is for the ladder to tell."""
+    return len(effect.axes) == MAIN and design["axes"][effect.axes[0]]["path"] == SCALE
+
+
+def _told(effect: Effect, difference: Difference, axes: Sequence[Mapping[str, Any]]) -> str:
+    return f"{name_of(effect, axes)} {interval(difference, LOSS)} ({verdict(effect, difference)})"
 
 
 def data(evidence: Evidence) -> list[dict[str, Any]]:
@@ -187,13 +237,13 @@ def name_of(effect: Effect, axes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def verdict(effect: Effect, difference: Difference) -> str:
-    """The difference's own, in words of interactions where it is one."""
+    """The difference's own, in words of interactions where it is one; of a sum it is not known whose."""
     if difference.mean is None and not effect.averaged:
         return "not told"
     if len(effect.axes) == MAIN or difference.p is None:
         return difference.verdict
     if difference.is_clear:
-        return "they interact"
+        return "one of these interacts" if effect.aliases else "they interact"
     return difference.verdict.replace("difference", "interaction")
 
 
@@ -247,8 +297,20 @@ def _caption(told: Effects, pairs: Sequence[tuple[int, int]]) -> str:
     return (
         "Mean validation loss by the value of one axis, a line for each value of another (numbered in the title), over "
         "the combinations that every point of a panel has and the seeds that all have: lines that are not parallel "
-        f"interact.{mixed} {count_of(len(pairs), 'pair')} of axes, those of the smallest p first."
+        f"interact.{mixed} {count_of(len(pairs), 'pair')} of axes, those of the smallest p first, on one scale. "
+        f"{_clear_pairs(told, pairs)}"
     )
+
+
+def _clear_pairs(told: Effects, pairs: Sequence[tuple[int, int]]) -> str:
+    """Lines cross by noise as well."""
+    axes = told.design["axes"]
+    clear = dict.fromkeys(effect.axes for effect, found in told.estimates if found.is_clear)
+    names = [f"{axes[one]['path']} × {axes[other]['path']}" for one, other in pairs if (one, other) in clear]
+    if not names:
+        return "No interaction is clear after Holm: lines that cross may be noise."
+    others = "; elsewhere lines that cross may be noise" if len(names) < len(pairs) else ""
+    return f"Clear after Holm: {list_of(names)}{others}."
 
 
 def _pairs(told: Effects) -> list[tuple[int, int]]:
@@ -299,6 +361,9 @@ def _draw(told: Effects, pairs: Sequence[tuple[int, int]]) -> Figure:
     }
     for axes, pair in zip(panels, pairs, strict=True):
         _draw_pair(axes, told, pair, list(looks.values()))
+    heights = [axes.get_ylim() for axes in panels]  # one scale for all: each on its own would blow its noise up
+    for axes in panels:
+        axes.set_ylim(min(low for low, _ in heights), max(high for _, high in heights))
     panels[0].set_ylabel("validation loss ↓ (nats/token)")
     add_legend(figure, looks)
     return figure

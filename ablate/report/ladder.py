@@ -13,6 +13,7 @@ from ablate.report.drawing import (
     BASELINE_COLOUR,
     FEW_COLOURS,
     MARKERS,
+    OTHERS_COLOUR,
     PALETTE,
     Look,
     Plot,
@@ -23,7 +24,7 @@ from ablate.report.drawing import (
 )
 from ablate.report.evidence import Evidence, Variant
 from ablate.report.hover import leave_out, name_line
-from ablate.report.text import DOES_NOT_APPLY, NOT_MEASURED, count_of, escape, mean_and_sd, table
+from ablate.report.text import DOES_NOT_APPLY, NOT_MEASURED, count_of, escape, list_of, mean_and_sd, table
 from ablate.stats import Difference, corrected, finite, paired_difference
 
 if TYPE_CHECKING:
@@ -262,18 +263,65 @@ def _order(ladders: Sequence[Ladder]) -> Iterator[str]:
     told = order_of(ladders)
     if told is None:
         return
-    sizes = count_of(len(told.by_rung), "size")
-    sure = f"Clear after Holm: {told.told:,} of {count_of(told.tested, 'difference')} between two variants at a size."
-    if told.holds:
-        names = ", ".join(map(escape, next(iter(told.by_rung.values()))))
-        yield f"**The order holds**: by mean loss it is the same at all {sizes} ({names}). {sure}"
-    elif told.clear:
-        yield f"**The order does not hold** across {sizes}: {_pairs(told.clear)} clearly change places. {sure}"
-    else:
-        changed = f"means change places inside the noise ({_pairs(told.changed)})"
-        yield f"**Whether the order holds is not clear**: across {sizes} {changed}. {sure}"
+    head, rest = in_words(told)
+    yield f"**{head}**{rest}"
     if told.by_rung and len(next(iter(told.by_rung.values()))) < len(ladders):
         yield "Variants that have no loss at one of these sizes have no place in the order."
+
+
+def in_words(told: Order) -> tuple[str, str]:
+    """Whether the order holds, and what speaks for it: that means keep their places is no finding where all of them
+    lie inside the noise.
+    """
+    sizes = count_of(len(told.by_rung), "size")
+    clear = f"{told.told:,} of {count_of(told.tested, 'difference')} between two variants at a size"
+    sure = f"clear after Holm: {clear}."
+    names = list_of(list(next(iter(told.by_rung.values()), ())))
+    if told.clear:
+        return "The order does not hold", f" across {sizes}: {_pairs(told.clear)} clearly change places; {sure}"
+    if told.changed:
+        changed = f"means change places inside the noise ({_pairs(told.changed)})"
+        return "Whether the order holds is not clear", f": across {sizes} {changed}; {sure}"
+    if not told.told:
+        return "No clear order", f": by mean loss it is the same at all {sizes} ({names}), which may be noise; {sure}"
+    holds = "The order holds" if told.told == told.tested else "The order holds as far as can be told"
+    return holds, f": by mean loss it is the same at all {sizes} ({names}); {sure}"
+
+
+def sentence(evidence: Evidence) -> str:
+    """The ladder for the summary: how the loss falls, who gains with size, and whether the order holds."""
+    ladders = [each for each in found(evidence) if each.losses]
+    if not ladders:
+        return ""
+    parts = [_fall(ladders[0]), _gains_in_words(ladders)]
+    if (told := order_of(ladders)) is not None:
+        head, rest = in_words(told)
+        parts.append((head[0].lower() + head[1:] + rest).removesuffix("."))
+    said = "; ".join(part for part in parts if part)
+    return f"**Ladder of sizes**: {said}." if said else ""
+
+
+def _fall(first: Ladder) -> str:
+    fitted = first.law(SIZES[0])
+    if fitted is None:
+        return f"{escape(first.name)} has losses at fewer than two sizes: no slope"
+    bent = " (no power law: do not go beyond these sizes by it)" if _is_bent(fitted) else ""
+    sizes, exponent = count_of(fitted.rungs, "size"), _with_interval(fitted.exponent)
+    return f"over {sizes} the loss of {escape(first.name)} goes with parameters to the power of {exponent}{bent}"
+
+
+def _gains_in_words(ladders: Sequence[Ladder]) -> str:
+    gains = _gains(ladders)
+    known = {name: each for name, each in gains.items() if each.p is not None}
+    if not known:
+        return ""
+    words = (("better", "gaining with size"), ("worse", "losing with size"))
+    told = [
+        f"clearly {word}: {list_of(names)}"
+        for verdict, word in words
+        if (names := [name for name, each in known.items() if each.verdict == verdict])
+    ]
+    return "; ".join(told) or "no variant clearly gains or loses on it with size"
 
 
 def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
@@ -313,24 +361,44 @@ def data(evidence: Evidence) -> dict[str, Any] | None:
 
 def plots(evidence: Evidence) -> list[Plot]:
     """Loss against each size, with the fitted lines; none without a ladder."""
-    ladders = [each for each in found(evidence) if each.losses][: len(PALETTE)]
+    ladders = [each for each in found(evidence) if each.losses]
     panels = [(size, [each for each in ladders if each.law(size)]) for size in SIZES]
     panels = [(size, each) for size, each in panels if each]
     if not panels:
         return []
+    drawn = {each.name for _, ladders in panels for each in ladders}
+    looks = {name: look for name, look in _looks(ladders).items() if name in drawn}
     caption = (
         "Validation loss by size, both axes logarithmic: each point is a seed's, lines are the fitted power laws. "
-        "Lower is better."
+        f"Lower is better.{_grey_note(looks)}{_without_line([each.name for each in ladders if each.name not in drawn])}"
     )
-    return [Plot("ladder", "Loss by size", caption, svg_of(lambda: _draw(panels, _looks(ladders))))]
+    return [Plot("ladder", "Loss by size", caption, svg_of(lambda: _draw(panels, looks)))]
+
+
+def _grey_note(looks: Mapping[str, Look]) -> str:
+    if not (unnamed := sum(not look.named for look in looks.values())):
+        return ""
+    lowest = f"the {len(PALETTE)} of lowest loss at their largest size"
+    return f" Coloured: the first variant and {lowest}; grey: {count_of(unnamed, 'other')}."
+
+
+def _without_line(names: Sequence[str]) -> str:
+    return f" Not drawn, with losses at fewer than two sizes: {list_of(names)}." if names else ""
 
 
 def _looks(ladders: Sequence[Ladder]) -> dict[str, Look]:
-    looks = {
-        each.name: Look(PALETTE[place], MARKERS[place], "-" if place < FEW_COLOURS else "--", True)
-        for place, each in enumerate(ladders)
-    }
-    return looks | {ladders[0].name: Look(BASELINE_COLOUR, "X", "-", True)}
+    """Colours as far as eyes tell them apart, for those of lowest loss; all others are grey, behind them."""
+    first, *others = ladders
+    lowest = {each.name for each in sorted(others, key=_last_loss)[: len(PALETTE)]}
+    looks = {each.name: Look(OTHERS_COLOUR, ".", "-", False) for each in others}
+    for place, each in enumerate(each for each in others if each.name in lowest):
+        looks[each.name] = Look(PALETTE[place], MARKERS[place], "-" if place < FEW_COLOURS else "--", True)
+    return {first.name: Look(BASELINE_COLOUR, "X", "-", True), **looks}
+
+
+def _last_loss(ladder: Ladder) -> float:
+    at = ladder.losses[max(ladder.losses)]
+    return sum(at.values()) / len(at)
 
 
 def _draw(panels: Sequence[tuple[Size, Sequence[Ladder]]], looks: Mapping[str, Look]) -> Figure:

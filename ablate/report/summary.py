@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ablate.interleaved import Rounds
 from ablate.metrics import METRICS, Metric
-from ablate.report import tuning
+from ablate.report import effects, ladder, tuning
 from ablate.report.comparison import (
     BUDGET,
     CACHE,
@@ -65,6 +65,8 @@ def _sentences(evidence: Evidence) -> Iterator[str]:
         return
     yield from _in_short(others, baseline)
     yield _baseline_sentence(baseline)
+    yield from effects.sentences(evidence)
+    yield from filter(None, [ladder.sentence(evidence)])
     shown = others if len(others) <= MOST_SENTENCES else _clearest(others, baseline)
     for each in shown:
         yield _contrast(each, baseline, evidence.rounds)
