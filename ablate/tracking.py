@@ -8,11 +8,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import math
 import os
 import platform
-import sqlite3
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +31,7 @@ from ablate.mlflow_address import (
     is_server,
     refuse_folder,
 )
+from ablate.mlflow_database import check_database, make_database, quiet
 from ablate.mlflow_run import RunContent, metrics_of_rounds, run_content
 from ablate.mlflow_view import CURRENT_TAG, RUN_COLOUR_TAG, VIEW_TAG, run_colour, view_state
 from ablate.mlflow_view import comparison_links as comparison_links
@@ -96,9 +95,10 @@ class Tracker:
         lock = _lock_path(uri, Path(results_root))
         _import()
         with _tracking_errors(), _locked(lock):
-            _check_database(uri)
-            client = _client(uri)
-            location = None if is_server(uri) else (artifact_root(results_root) / store.folder.name).as_uri()
+            check_database(uri, _SECONDS_TO_WAIT_FOR_OTHERS)
+            artifacts = artifact_root(results_root)
+            client = _client(uri, artifacts)
+            location = None if is_server(uri) else (artifacts / store.folder.name).as_uri()
             tracker = cls(store, client, _experiment_id(client, store, location), lock)
             tracker._describe()
             tracker._clear_unfinished()
@@ -427,29 +427,6 @@ def _experiment_name(store: Store) -> str:
 # --- Getting there ----------------------------------------------------------------------------------------------------
 
 
-def _check_database(uri: str) -> None:
-    """MLflow tries a file that cannot be opened for minutes, and tells of it in the words of its own layers."""
-    path = database_of(uri)
-    if path is None or not path.exists():
-        return
-    if not os.access(path, os.W_OK):
-        raise TrackingError(f"{path.name} is read-only.", f"Let it be written to, or move it away, then: {SYNC}")
-    fault = "it is a folder" if path.is_dir() else _fault_of_database(path)
-    if fault and "locked" in fault:
-        raise TrackingError(f"{path.name} is locked by another program.", f"When that has ended: {SYNC}")
-    if fault:
-        raise TrackingError(f"{path.name} cannot be read: {fault}.", f"Move {path.name} away, then: {SYNC}")
-
-
-def _fault_of_database(path: Path) -> str | None:
-    try:
-        with contextlib.closing(sqlite3.connect(path, timeout=_SECONDS_TO_WAIT_FOR_OTHERS)) as database:
-            found: str = database.execute("PRAGMA quick_check(1)").fetchone()[0]
-    except sqlite3.Error as error:
-        return str(error)
-    return None if found == "ok" else " ".join(found.split())
-
-
 def _prepare() -> None:
     """Before MLflow is imported: it reads some of this only then."""
     os.environ.update(SILENCE)
@@ -464,17 +441,13 @@ def _import() -> None:
         import mlflow.tracking  # noqa: F401
 
 
-def _client(uri: str) -> MlflowClient:
-    """Creates and migrates the store where it is new: to be called under the lock."""
+def _client(uri: str, artifacts: Path) -> MlflowClient:
+    """Creates the store where it is new: to be called under the lock."""
     try:
-        with warnings.catch_warnings():
-            # MLflow's use of its own dependencies is not for us to warn about.
-            warnings.simplefilter("ignore")
+        with quiet():
             from mlflow import MlflowClient
 
-            # A new store's hundred migrations and each try in vain are of no interest at the terminal.
-            for name in ("alembic", "mlflow", "urllib3.connectionpool"):
-                logging.getLogger(name).setLevel(logging.ERROR)
+            make_database(uri, artifacts)
             return MlflowClient(tracking_uri=uri)
     except ImportError as error:
         if error.name not in (None, "mlflow") and not uri.startswith("sqlite:") and not is_server(uri):

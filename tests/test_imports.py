@@ -102,6 +102,7 @@ STOREYS = [
         "mlflow_run",
         "mlflow_ui",
         "mlflow_address",
+        "mlflow_database",
         "tasks",
         "rows",
         "keeping",
@@ -278,6 +279,7 @@ LIGHT = (
         "mlflow_run",
         "mlflow_ui",
         "mlflow_address",
+        "mlflow_database",
         "progress",
         "runner",
         "tasks",
@@ -314,4 +316,4 @@ def test_heavy_packages_wait_until_they_are_needed(package: str) -> None:
 
 def test_only_the_tracking_knows_mlflow() -> None:
     users = {part(file) for file in FILES if any(name.split(".")[0] == "mlflow" for name in imports(file))}
-    assert users <= {"tracking", "mlflow_run", "mlflow_ui"}
+    assert users <= {"tracking", "mlflow_database", "mlflow_run", "mlflow_ui"}

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import math
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -513,6 +514,34 @@ def test_eight_at_once_at_a_new_store_all_succeed(tmp_path: Path) -> None:
         [sys.executable, "-W", "ignore", "-c", MANY, str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines() == [str([0] * 8), "8"], done.stderr
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+
+import alembic.op
+from ablate.mlflow_database import make_database
+
+given = alembic.op.add_column
+def killed(*arguments, **options):
+    given(*arguments, **options)
+    os.kill(os.getpid(), signal.SIGKILL)
+alembic.op.add_column = killed
+make_database(sys.argv[1], Path(sys.argv[2]))
+"""
+
+
+def test_a_store_whose_making_was_killed_between_two_migrations_is_made_anew(tmp_path: Path) -> None:
+    """A column is there, and that it is there is noted nowhere: MLflow would add it again, and fail for ever."""
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    killed = subprocess.run([sys.executable, "-W", "ignore", "-c", KILLED, uri, str(tmp_path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / ".mlflow.db.new").stat().st_size
+    assert not (tmp_path / "mlflow.db").exists()
+    store = write_small(tmp_path, "small")
+    assert Tracker.connect(tmp_path, store).sync().written == ["b0", "b1", "c0"]
+    assert not list(tmp_path.glob(".mlflow.db.new*"))
 
 
 # --- Pure parts -------------------------------------------------------------------------------------------------------
