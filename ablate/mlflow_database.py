@@ -38,14 +38,21 @@ def make_database(uri: str, artifacts: Path) -> None:
     if path is None or (path.exists() and path.stat().st_size):
         return
     beside = path.with_name(f".{path.name}.new")
-    for left in (beside, beside.with_name(f"{beside.name}-journal")):
-        left.unlink(missing_ok=True)
-    with quiet():
-        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+    _remove(beside)
+    try:
+        with quiet():
+            from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-        make: Any = SqlAlchemyStore  # has no types
-        make(f"sqlite:///{beside.absolute().as_posix()}", artifacts.as_uri()).engine.dispose()
-    beside.replace(path)
+            make: Any = SqlAlchemyStore  # has no types
+            make(f"sqlite:///{beside.absolute().as_posix()}", artifacts.as_uri()).engine.dispose()
+        beside.replace(path)
+    finally:
+        _remove(beside)  # on a full disk it takes what others need
+
+
+def _remove(database: Path) -> None:
+    for left in (database, database.with_name(f"{database.name}-journal")):
+        left.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
