@@ -78,12 +78,14 @@ class Tracker:
     Runs of others in that experiment, those of another folder of results among them, are none of its business.
     """
 
-    def __init__(self, store: Store, client: MlflowClient, experiment_id: str, lock: Path) -> None:
+    def __init__(
+        self, store: Store, client: MlflowClient, experiment_id: str, lock: Path, database: Path | None = None
+    ) -> None:
         self._store = store
         self._client = client
         self._experiment_id = experiment_id
         self._lock = lock
-        self._owner = owner_of(store)
+        self._owner = owner_of(store, database)
         self.notices: list[str] = []
 
     @classmethod
@@ -99,7 +101,7 @@ class Tracker:
             artifacts = artifact_root(results_root)
             client = _client(uri, artifacts)
             location = None if is_server(uri) else (artifacts / store.folder.name).as_uri()
-            tracker = cls(store, client, _experiment_id(client, store, location), lock)
+            tracker = cls(store, client, _experiment_id(client, store, location), lock, database_of(uri))
             tracker._describe()
             tracker._clear_unfinished()
             tracker._mark_current()
@@ -409,12 +411,16 @@ def _description(store: Store) -> dict[str, str]:
     return {**tags, **({"mlflow.note.content": question} if question else {})}
 
 
-def owner_of(store: Store) -> str:
+def owner_of(store: Store, database: Path | None = None) -> str:
     """Whose runs they are: a folder of results, by a name that it keeps where it is moved.
 
-    On a server others have runs of the same experiment, and even of the same trials.
+    On a server others have runs of the same experiment, and even of the same trials. A database that lies beside the
+    results moves with them, so that their name is not lost even with the file that keeps it.
     """
-    place = f"{platform.node()}:{store.folder.resolve()}"
+    folder = store.folder.resolve()
+    place = f"{platform.node()}:{folder}"
+    if database and folder.is_relative_to(home := database.resolve().parent):
+        place = folder.relative_to(home).as_posix()
     found: str = (store.mlflow() or {}).get("owner") or hashlib.sha256(place.encode()).hexdigest()[:16]
     return found
 

@@ -267,6 +267,17 @@ def test_mlflow_json_may_be_lost(root: Path) -> None:
     assert store.mlflow() == noted
 
 
+def test_results_that_are_moved_with_their_database_may_lose_mlflow_json(tmp_path: Path) -> None:
+    store = write_small(tmp_path / "before", "moved")
+    assert len(Tracker.connect(tmp_path / "before", store).sync().written) == 3
+    (tmp_path / "before").rename(tmp_path / "after")
+    moved = Store(tmp_path / "after/moved")
+    (moved.folder / "mlflow.json").unlink()
+    tracker = Tracker.connect(tmp_path / "after", moved)
+    assert tracker.sync().written == []
+    assert len(runs_of(tracker._client, moved)) == 3
+
+
 def test_a_retried_trial_takes_the_place_of_its_run(root: Path) -> None:
     store = write_small(root, "retried")
     tracker = Tracker.connect(root, store)
