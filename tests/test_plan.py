@@ -310,3 +310,10 @@ def test_what_cannot_be_trained_on_a_device_refuses_the_file(expand: Expand) -> 
     plan.check_device(found, "cuda")
     with pytest.raises(FileFaults, match=r"5:12: variant x: kernel 'flex' cannot train on a CPU: choose sdpa or math"):
         plan.check_device(found, "cpu")
+
+
+def test_the_speed_of_products_is_that_of_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine that something else held up for a second each, and one of a millisecond."""
+    ticks = iter([moment for n in range(10) for moment in (10.0 * n, 10.0 * n + (0.001 if n == 4 else 1.0))])
+    monkeypatch.setattr(plan.time, "perf_counter", lambda: next(ticks))
+    assert plan._matmul_flops_per_second() == pytest.approx(2 * 512**3 / 0.001)
