@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from math import lcm
+from math import gcd, lcm
 
 GRAINS = (64, 32, 16, 8, 4, 2, 1)
 MOST = 2**24
@@ -99,11 +99,10 @@ class _Search:
 
     def orient(self) -> bool:
         """Find a second number at which it differs, and so which way it goes."""
-        first, value = self.start.number, self.start.reached
         for guess in self._others():
-            number = self._possible(guess)
-            if number is not None and (other := self._value(number)) != value:
-                self.direction = 1 if (other > value) == (number > first) else -1
+            self._possible(guess)
+            if other := next((point for point in self.points() if point.reached != self.start.reached), None):
+                self.direction = 1 if (other.reached > self.start.reached) == (other.number > self.start.number) else -1
                 for point in self.points():
                     self._place(point.number)
                 return True
@@ -160,7 +159,7 @@ class _Search:
         """Numbers other than the first, the most promising before."""
         first, value = self.start.number, self.start.reached
         yield min(max(round(first * self.goal / value), 1), _LEAP * first) if value else first + 1
-        yield from (first + 1, first - 1, 2 * first, _LEAP * first, first // 2, 1)
+        yield from (first + 1, first - 1, 2 * first, _LEAP * first, _LEAP**2 * first, first // 2, 1)
         if self.stride == 0 and len(self.points()) < _ENOUGH:
             yield from self._out_of_order(first, first)
 
@@ -236,11 +235,15 @@ class _Search:
         return next((each for each in numbers if self._look(each) is not None), None)
 
     def _out_of_order(self, low: int, high: int) -> Iterator[int]:
-        """Above the one and below the other: what divisors of a number may be, and the next ones."""
+        """Above the one and below the other: what divisors of a number may be, the next multiples of what divides all
+        that are possible, and the next ones.
+        """
         yield from (low * times for times in _TIMES)
         yield from (high // times for times in _TIMES if high <= MOST)
-        yield from range(low + 1, low + _SCANNED + 1)
-        yield from range(high - 1, high - _SCANNED - 1, -1) if high <= MOST else ()
+        for step in dict.fromkeys((gcd(*(point.number for point in self.points())), 1)):
+            first, last = low // step * step, -(-high // step) * step
+            yield from range(first + step, first + _SCANNED * step + 1, step)
+            yield from range(last - step, last - _SCANNED * step - 1, -step) if high <= MOST else ()
 
 
 def _divisors(number: int) -> Iterator[int]:

@@ -146,8 +146,10 @@ class _Sweep:
         again = self.wanted.retry_failed
         while (search := self._search()) is not None:
             queue = search.left(retry_failed=again)
-            if not queue:
+            if not queue and search.is_over:
                 return search
+            if not queue:
+                continue  # what was left when the search was looked at, another run has done meanwhile
             failed = self._search_on(search, queue, again, console, held)
             again = False
             self.is_stopped = failed and self.wanted.fail_fast

@@ -231,13 +231,13 @@ class _Desk:
         return self.candidate(name, point).loss
 
     def _loss(self, trial: Trial) -> float | None:
-        """None of a trial that is to be run, or to go on: as `tasks` sees it without being asked to retry."""
-        row = self.store.trial(trial.trial_id)
-        if row is None or row["status"] == "interrupted":
+        """None of a trial that is to be run, or to go on: as `left` sees it without being asked to retry."""
+        if tasks([trial], self.store, retry_failed=False, only="train"):
             return None
-        if row["status"] != "ok":
-            return math.inf if row["status"] == "diverged" else math.nan
-        return row["val_loss"] if self.store.is_whole(trial.trial_id) else None
+        row = self.store.trial(trial.trial_id)
+        if row is None or row["status"] not in FINE:
+            return math.nan
+        return row["val_loss"] if row["status"] == "ok" else math.inf
 
     def possible(self, point: Point) -> bool:
         """Whether all variants can be tried at it."""

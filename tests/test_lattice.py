@@ -44,7 +44,7 @@ SHAPES: dict[str, Callable[[float, float], Callable[[int], float]]] = {
 }
 
 
-@settings(max_examples=80)
+@settings(max_examples=200)
 @given(
     st.sampled_from(sorted(SHAPES)),
     st.floats(0.5, 100),
@@ -64,7 +64,7 @@ def test_what_is_found_is_the_best_there_is(
 
     goal, start = quantity(target), max(period, start - start % period)
     counted = Counted(at)
-    found = nearest(counted, start, goal, tolerance)
+    found = nearest(counted, Point(start, quantity(start)), goal, tolerance)
     assert found is not None
     assert at(found.number) == found.reached
     assert mismatch(found.reached, goal) == pytest.approx(by_hand(at, goal, tolerance), abs=1e-12)
@@ -75,44 +75,44 @@ def test_what_is_found_is_the_best_there_is(
 def test_a_straight_line_takes_few_looks(start: int, slope: int, target: int, rest: int) -> None:
     """Parameters and FLOPs are straight lines over most settings."""
     counted = Counted(lambda number: float(slope * number + rest))
-    found = nearest(counted, start, slope * target + rest, 0.0)
+    found = nearest(counted, Point(start, slope * start + rest), slope * target + rest, 0.0)
     assert found == Point(target, slope * target + rest)
     assert counted.asked <= 45
 
 
 def test_a_goal_that_is_met_twice_over_takes_the_rounder_number() -> None:
-    assert nearest(float, 100, 1000.0, 0.05) == Point(1024, 1024.0)
-    assert nearest(float, 100, 1000.0, 0.01) == Point(992, 992.0)
-    assert nearest(float, 100, 1001.0, 0.0) == Point(1001, 1001.0)
+    assert nearest(float, Point(100, 100.0), 1000.0, 0.05) == Point(1024, 1024.0)
+    assert nearest(float, Point(100, 100.0), 1000.0, 0.01) == Point(992, 992.0)
+    assert nearest(float, Point(100, 100.0), 1001.0, 0.0) == Point(1001, 1001.0)
 
 
 def test_few_possible_numbers_are_all_found() -> None:
     heads = [1, 2, 3, 4, 6, 12]
     for each in heads:
         for start in heads:
-            found = nearest(lambda n: 10.0 * n if n in heads else None, start, 10.0 * each, 0.0)
+            found = nearest(lambda n: 10.0 * n if n in heads else None, Point(start, 10.0 * start), 10.0 * each, 0.0)
             assert found == Point(each, 10.0 * each)
 
 
 def test_a_bound_far_below_a_guess_is_found() -> None:
-    found = nearest(lambda n: float(n) if n <= 257 else None, 1, 1e7, 0.01)
+    found = nearest(lambda n: float(n) if n <= 257 else None, Point(1, 1.0), 1e7, 0.01)
     assert found == Point(257, 257.0)
 
 
 def test_what_nothing_changes_has_no_answer() -> None:
-    assert nearest(lambda number: 7.0, 64, 8.0, 0.01) is None
-    assert nearest(lambda number: None, 64, 8.0, 0.01) is None
-    assert nearest(lambda number: 7.0 if number == 64 else None, 64, 8.0, 0.01) is None
+    assert nearest(lambda number: 7.0, Point(64, 7.0), 8.0, 0.01) is None
+    assert nearest(lambda number: None, Point(64, 7.0), 8.0, 0.01) is None
+    assert nearest(lambda number: 7.0 if number == 64 else None, Point(64, 7.0), 8.0, 0.01) is None
 
 
 def test_a_goal_of_nothing_is_met_only_exactly() -> None:
     assert mismatch(0.0, 0.0) == 0.0
     assert mismatch(1.0, 0.0) == float("inf")
-    assert nearest(lambda number: float(number - 8), 1, 0.0, 0.5) == Point(8, 0.0)
+    assert nearest(lambda number: float(number - 8), Point(1, -7.0), 0.0, 0.5) == Point(8, 0.0)
 
 
 def test_no_number_is_beyond_what_a_dimension_can_be() -> None:
     seen: list[int] = []
-    found = nearest(lambda number: float(seen.append(number) or number), 64, 1e12, 0.01)
+    found = nearest(lambda number: float(seen.append(number) or number), Point(64, 64.0), 1e12, 0.01)
     assert found == Point(MOST, float(MOST))
     assert max(seen) == MOST
