@@ -7,159 +7,28 @@ wrong; 130 and 143 interrupted.
 from __future__ import annotations
 
 import contextlib
-import errno
-import io
-import json
-import logging
-import os
-import re
 import sys
-import traceback
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
-
-def echo(text: str, *, err: bool = False) -> None:
-    """Print text that files, plug-ins and others' results had a part in."""
-    from ablate.terminal import visible
-
-    click.echo(visible(text), err=err)
-
-
-def _text(word: str) -> str:
-    """A word that is no path."""
-    from ablate.document import as_text
-
-    return as_text(word)
-
-
-FILE = click.argument("file")
-JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
-RESULTS = click.option(
-    "--results", type=click.Path(path_type=Path), default=Path("results"), show_default=True, help="Folder of results."
+from ablate import printing
+from ablate.guarded import command, told
+from ablate.options import (
+    CHECK_CLAIMS,
+    DEVICE,
+    FILE,
+    JSON,
+    MAX_TRIALS,
+    MEMORY,
+    REPORTS,
+    RESULTS,
+    SET,
+    WORKERS,
+    as_word,
 )
-REPORTS = click.option(
-    "--reports", type=click.Path(path_type=Path), default=Path("reports"), show_default=True, help="Folder of reports."
-)
-SET = click.option(
-    "--set", "sets", type=_text, multiple=True, metavar="KEY=VALUE", help="Change a setting of the file."
-)
-DEVICE = click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to compute."
-)
-WORKERS = click.option(
-    "--workers", type=click.IntRange(1, 1024), help="Trials at a time; chosen by the machine unless given."
-)
-
-
-_FACTORS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-def _size(word: str) -> int:
-    """Bytes as people write them: `8G`, `1.5GiB` or `500M`, in powers of 1024."""
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMGT]?)(?:i?B)?", word.strip(), re.IGNORECASE | re.ASCII)
-    size = int(float(found[1]) * _FACTORS[found[2].upper()]) if found else 0
-    if not size:
-        raise click.BadParameter(f"{word!r} is no size of memory: write 8G or 500M")
-    return size
-
-
-MEMORY = click.option(
-    "--memory",
-    type=_size,
-    metavar="SIZE",
-    help="Most memory that each trial may take of its device, as 8G; on a CPU its share of what is left unless given.",
-)
-MAX_TRIALS = click.option(
-    "--max-trials", type=click.IntRange(1), default=1000, show_default=True, help="Most combinations to accept."
-)
-CHECK_CLAIMS = click.option("--check-claims", is_flag=True, help="Exit status 1 unless every claim is supported.")
-DEBUG = click.option("--debug", is_flag=True, help="Show tracebacks.")
-
-Command = Callable[..., int | None]
-
-
-def command(function: Command) -> Command:
-    """Faults of the user's input become a line or two on standard error and exit status 2."""
-
-    @wraps(function)
-    def guarded(*args: Any, debug: bool, **kwargs: Any) -> None:
-        _log_visibly()
-        try:
-            _check_here()
-            status = function(*args, **kwargs)
-        except KeyboardInterrupt:
-            status = 130
-        except BaseException as error:  # a user's own code may raise whatever it likes
-            if BrokenPipeError in (type(error), type(error.__context__)):
-                raise BrokenPipeError(errno.EPIPE, "nobody reads on") from None  # click ends quietly
-            if debug:
-                from ablate.redaction import redacted
-
-                echo(redacted(traceback.format_exc()), err=True)
-            echo(_told(error, debug), err=True)
-            status = 2
-        sys.exit(status or 0)
-
-    return DEBUG(guarded)
-
-
-def _log_visibly() -> None:
-    from ablate.terminal import VisibleFormatter
-
-    handler = logging.StreamHandler()
-    handler.setFormatter(VisibleFormatter())
-    logging.basicConfig(handlers=[handler])
-
-
-def _check_here() -> None:
-    """Libraries end the program, in words of their own, where no current directory is there."""
-    try:
-        os.getcwd()  # noqa: PTH109 (Path.cwd() is the same in more steps)
-    except FileNotFoundError:
-        raise FileNotFoundError(errno.ENOENT, "the current directory is gone") from None
-
-
-def _told(error: BaseException, debug: bool) -> str:
-    """One line for the fault, one for the cure."""
-    faults = getattr(error, "faults", None)
-    if faults:
-        return "\n".join(f"{f.message}" + (f"\n  {f.cure}" if f.cure else "") for f in faults)
-    if cure := getattr(error, "cure", None):
-        return f"{error}\n  {cure}" if cure not in str(error) else str(error)
-    if isinstance(error, OSError) and error.strerror:
-        place = f"{error.filename}: " if error.filename else ""
-        return (
-            f"{place}{error.strerror}\n  {_CURES.get(error.errno or 0, 'see to it that this can be read and written')}"
-        )
-    if not isinstance(error, Exception):
-        return f"{type(error).__name__}: {error}\n  code that the experiment names ended the program"
-    if isinstance(error, ValueError) or type(error).__module__.startswith("ablate") or debug:
-        return str(error)
-    return f"{type(error).__name__}: {' '.join(str(error).split())}\n  this is a fault of ablate; --debug shows where"
-
-
-_CURES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space and run again") | {
-    errno.ENOENT: "see to it that it is there",
-    errno.EMFILE: "allow more open files (ulimit -n) and run again",
-}
-
-
-def _write_utf8() -> None:
-    """Names and reasons may hold any letter, in whatever locale; what is no text must not stop a run either."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
-
-
-def _print_json(document: Any) -> None:
-    from ablate.terminal import visible_json
-
-    click.echo(visible_json(json.dumps(document, ensure_ascii=False, allow_nan=False, indent=2)))
+from ablate.terminal import echo, print_json, write_utf8
 
 
 class _Verbs(click.Group):
@@ -171,7 +40,7 @@ class _Verbs(click.Group):
             return super().main(*args, **kwargs)
         except OSError as error:
             with contextlib.suppress(OSError):
-                echo(_told(error, debug=False), err=True)
+                echo(told(error, debug=False), err=True)
             sys.exit(2)
 
 
@@ -182,7 +51,7 @@ def main() -> None:
 
     Write an experiment file, then: python -m ablate run FILE
     """
-    _write_utf8()
+    write_utf8()
 
 
 @main.command()
@@ -208,11 +77,11 @@ def run(**options: Any) -> int:
     from ablate import asked, sweep
 
     console = Console(highlight=False)
-    ran = sweep.run(asked.Wanted(**{**options, "sets": tuple(options["sets"])}), console)
+    ran = sweep.run(asked.Wanted(**options), console)
     outcomes = ", ".join(f"{number} {word}" for word, number in sorted(ran.outcomes.items()))
     tried = ", ".join(f"{number} {word}" for word, number in sorted(ran.tuning.items()))
     echo(f"{f'tuning: {tried}; ' if tried else ''}{outcomes}; report: {ran.report or 'not written'}")
-    _print_claims([each.document() for each in ran.claims])
+    printing.print_claims([each.document() for each in ran.claims])
     if ran.lost:
         lines = "".join(f"{each}\n" for each in ran.lost)
         echo(
@@ -221,12 +90,6 @@ def run(**options: Any) -> int:
             err=True,
         )
     return ran.status
-
-
-def _print_claims(claims: Sequence[Mapping[str, Any]]) -> None:
-    """Each claim and its verdict, or why it has none."""
-    for each in claims:
-        echo(f"{each['verdict']}: {' '.join(each['claim'].split())}" + (f" ({each['why']})" if each["why"] else ""))
 
 
 @main.command()
@@ -242,153 +105,9 @@ def plan(as_json: bool, **options: Any) -> int:
     """Show what FILE would run and what each variant costs, without running it."""
     from ablate import asked, commands
 
-    facts = commands.plan_facts(asked.Wanted(**{**options, "sets": tuple(options["sets"])}))
-    if as_json:
-        _print_json(facts)
-    else:
-        _print_plan(facts)
+    facts = commands.plan_facts(asked.Wanted(**options))
+    print_json(facts) if as_json else printing.print_plan(facts)
     return 1 if facts["invalid"] else 0
-
-
-def _print_plan(facts: Mapping[str, Any]) -> None:
-    from ablate.asked import many
-    from ablate.fractional import in_words
-
-    counts = facts["counts"]
-    echo(f"{facts['name']}: {facts['question'] or ''}".rstrip(": "))
-    words = ("raw", "excluded", "invalid", "merged", "planned")
-    numbers = ", ".join(f"{counts[word]} {word}" for word in words)
-    trials = f"{many(counts['trials'], 'trial')}, {facts['stored']} of them stored"
-    shared = f"{facts['device']}, {facts['workers']} at a time, {many(facts['threads'], 'thread')} each"
-    echo(f"{numbers} variants; {trials}; {shared}")
-    if facts["of_other_threads"]:
-        echo(facts["of_other_threads"])
-    if facts["design"] and "aliases" in facts["design"]:
-        for line in in_words(facts["design"]):
-            echo(line)
-    if tuning := facts.get("tuning"):
-        _print_tuning(tuning, len(facts["variants"]))
-    if any(value for name, value in facts["profile"].items() if name != "rounds"):
-        echo(f"profile: {_in_words(facts['profile'])}")
-    for name in facts["plug_ins"]:
-        echo(f"runs your own code: {name} ({', '.join(facts['plug_in_files'][name]) or 'no file found'})")
-    heads = ("variant", "params", "active", "FLOPs/token", "KV bytes/token", "tensors ~", "time/trial ~")
-    rows = [
-        (
-            each["name"],
-            f"{each['params_total']:,}",
-            f"{each['params_active']:,}",
-            _number(each["flops_per_token"]),
-            _number(each["kv_cache_bytes_per_token"]),
-            f"{each['predicted_memory_bytes'] / 2**20:,.0f} MiB",
-            _duration(each["predicted_seconds"]),
-        )
-        for each in facts["variants"]
-    ]
-    _print_table(heads, rows)
-    echo("")
-    _print_caches(facts["variants"])
-    _print_lengths(facts["variants"])
-    for each in facts["variants"]:
-        if each["matched"]:
-            echo(_matched_line(each["name"], each["matched"]))
-    for name, other in facts["same"].items():
-        echo(f"the same as {other}: {name}")
-    for each in facts["invalid"]:
-        echo(f"invalid: {each['variant']}: {each['reason']}")
-    _print_claims(facts["claims"])
-
-
-def _print_tuning(facts: Mapping[str, Any], n_variants: int) -> None:
-    """What is searched, with how many trials, and what was chosen."""
-    from ablate.asked import many
-
-    what = "; ".join(f"{path} {_listed(values)}" for path, values in facts["settings"].items())
-    each, most, n_seeds = facts["points_each"], facts["most_points_each"], len(facts["seeds"])
-    seeds = f"seeds {', '.join(map(str, facts['seeds'][:6]))}{', …' * (n_seeds > 6)}"
-    grows = f", and where the best lies at an edge up to {(most - each) * n_seeds * n_variants} more" * (most > each)
-    done = facts["trials"] - facts["left"]
-    tokens = "" if facts["tokens"] is None else f", {facts['tokens']:,} tokens"
-    echo(f"tuning ({facts['sampler']}): {what}; {seeds}, none of the experiment's own; on the training split alone")
-    echo(
-        f"tuning trials: {many(n_variants, 'variant')} x {many(each, 'point')} x {many(n_seeds, 'seed')} = "
-        f"{facts['trials']}{tokens}; {done} of them stored{grows}"
-    )
-    for name, point in facts["chosen"].items():
-        edge = " (at the edge of what was tried)" if facts["at_edge"][name] else ""
-        echo(f"chosen for {name}: {_in_words(point)}{edge}")
-
-
-def _listed(values: Any) -> str:
-    if isinstance(values, Mapping):
-        return f"{values['low']:g} to {values['high']:g}{' (logarithmic)' * values['log']}"
-    return ", ".join(map(str, values))
-
-
-def _in_words(settings: Mapping[str, Any]) -> str:
-    """Settings that are given, on one line: `prefill batch 1, tokens 96; lengths 128, 256; rounds 3`."""
-    shown = {
-        name: ", ".join(map(str, value)) if isinstance(value, list) else value
-        for name, value in settings.items()
-        if value
-    }
-    parts = (
-        f"{name} ({_in_words(value)})" if isinstance(value, Mapping) else f"{name.replace('_', ' ')} {value}"
-        for name, value in shown.items()
-    )
-    return "; ".join(parts)
-
-
-def _print_caches(variants: Sequence[Mapping[str, Any]]) -> None:
-    """What one sequence's cache takes at full length, where heads are shared among devices, and when it is large."""
-    devices = list(variants[0]["kv_cache_bytes_by_devices"])
-    heads = ("variant", "KV cache = weights at", *(f"bytes on each of {n}" for n in devices))
-    rows = [
-        (
-            each["name"],
-            _number(each["kv_cache_equals_weights_at_tokens"]),
-            *(_number(each["kv_cache_bytes_by_devices"][n]) for n in devices),
-        )
-        for each in variants
-    ]
-    _print_table(heads, rows)
-
-
-def _print_lengths(variants: Sequence[Mapping[str, Any]]) -> None:
-    """How long each variant trains, where that is not the same number of steps for all."""
-    if len({each["steps"] for each in variants} | {None}) == 2:
-        return
-    heads = ("variant", "steps", "training tokens", "training FLOPs")
-    columns = ("steps", "train_tokens", "train_flops")
-    echo("")
-    _print_table(heads, [(each["name"], *(_number(each[column]) for column in columns)) for each in variants])
-    if any(each["steps"] is None for each in variants):
-        echo("how many steps a trial makes in its seconds shows when it ends, and differs between trials")
-
-
-def _matched_line(name: str, matched: Mapping[str, Any]) -> str:
-    """What was changed for an equal budget, and what of the mismatch remains."""
-    before, after = (f"{matched[word]:,}" for word in ("before", "after"))
-    change = f"{matched['by']} {before} -> {after}" if before != after else f"{matched['by']} stays {before}"
-    share = f"{100 * matched['mismatch']:+.2f} % of the baseline's {matched['goal']:,.0f}"
-    return f"matched: {name}: {change}; {matched['budget']} {matched['reached']:,.0f} ({share})"
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "n/a"
-    return "< 1 s" if seconds < 1 else f"{seconds:,.0f} s"
-
-
-def _number(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:,.0f}"
-
-
-def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from tabulate import tabulate
-
-    align = ("left", *["right"] * (len(heads) - 1))
-    echo(tabulate(rows, heads, tablefmt="simple", disable_numparse=True, colalign=align if rows else None))
 
 
 @main.command()
@@ -413,10 +132,10 @@ def report(target: str, results: Path, reports: Path, check_claims: bool, as_jso
     if changed:
         echo(changed, err=True)
     if as_json:
-        _print_json({"report": str(path), "claims": claims})
+        print_json({"report": str(path), "claims": claims})
     else:
         echo(f"report: {path}")
-        _print_claims(claims)
+        printing.print_claims(claims)
     return 1 if check_claims and (changed or any(each["verdict"] != "supported" for each in claims)) else 0
 
 
@@ -430,7 +149,7 @@ def list_(slot: str | None, as_json: bool) -> int:
 
     found = listing(slot)
     if as_json:
-        _print_json(found)
+        print_json(found)
         return 0
     for each, choices in found.items():
         echo(f"{each}:")
@@ -442,7 +161,7 @@ def list_(slot: str | None, as_json: bool) -> int:
 
 @main.command()
 @click.argument("target")
-@click.option("--variant", type=_text, metavar="NAME", help="One variant of an experiment's file.")
+@click.option("--variant", type=as_word, metavar="NAME", help="One variant of an experiment's file.")
 @click.option(
     "--plot",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -462,49 +181,19 @@ def describe(target: str, variant: str | None, plot: Path | None, sets: tuple[st
         describing.plot_position(target, plot)
     if target.startswith("preset/"):
         facts = describing.describe_preset(target.removeprefix("preset/"))
-        _print_json(facts) if as_json else _print_model(facts, facts["summary"])
+        print_json(facts) if as_json else printing.print_model(facts, facts["summary"])
     elif (Path(target).is_file() and not target.endswith(".py")) or target.endswith((".yaml", ".yml")):
         facts = describing.describe_variants(asked.Wanted(target, sets=sets), variant)
         if as_json:
-            _print_json(facts)
+            print_json(facts)
         else:
             for each in facts["variants"]:
-                _print_model(each, each["variant"])
+                printing.print_model(each, each["variant"])
     else:
         facts = describing.describe_choice(target)
         facts |= {} if plot is None else {"plot": str(plot)}
-        _print_json(facts) if as_json else _print_choice(facts)
+        print_json(facts) if as_json else printing.print_choice(facts)
     return 0
-
-
-def _print_choice(facts: Mapping[str, Any]) -> None:
-    echo(f"{facts['slot']}: {facts['name']}\n\n{facts['text']}\n")
-    rows = [
-        (key, f["type"], "—" if f["default"] is None else json.dumps(f["default"]), f["bounds"], f["description"])
-        for key, f in facts["settings"].items()
-    ]
-    if rows:
-        from tabulate import tabulate
-
-        echo(tabulate(rows, ("setting", "type", "default", "bounds", "meaning"), "simple", disable_numparse=True))
-    else:
-        echo("no settings")
-    if "plot" in facts:
-        echo(f"\nplot: {facts['plot']}")
-
-
-def _print_model(facts: Mapping[str, Any], title: str) -> None:
-    echo(f"{title}\n")
-    heads = ("stage", "times", "output", "params", "active", "FLOPs/token", "cache/token")
-    costs = ("params", "params_active", "flops", "cache")
-    rows = [(s["stage"], str(s["times"]), s["output"], *(_number(s[key]) for key in costs)) for s in facts["stages"]]
-    _print_table(heads, rows)
-    echo("")
-    for key in ("params_total", "params_active", "params_non_embedding", "kv_cache_elements_per_token"):
-        echo(f"{key}: {_number(facts[key])}")
-    if crossed := facts["kv_cache_elements_per_source_token"]:
-        echo(f"kv_cache_elements_per_source_token: {_number(crossed)}")
-    echo(f"flops_per_token: {_number(facts['flops_per_token'])} (sequences of {facts['flops_at_tokens']})\n")
 
 
 @main.command()
@@ -520,29 +209,8 @@ def status(as_json: bool, **options: Any) -> int:
     """Show the trials of FILE by outcome, what runs now and what is left."""
     from ablate import asked, commands
 
-    facts = commands.status(asked.Wanted(**{**options, "sets": tuple(options["sets"])}))
-    if as_json:
-        _print_json(facts)
-        return 0
-    outcomes = ", ".join(f"{number} {word}" for word, number in sorted(facts["outcomes"].items())) or "none stored"
-    profiled = f" ({facts['only_profiled']} only profiled)" if facts["only_profiled"] else ""
-    if tuning := facts.get("tuning"):
-        counts = sorted(tuning["outcomes"].items()) + [("not run", tuning["not_run"])] * bool(tuning["not_run"])
-        tried = ", ".join(f"{number} {word}" for word, number in counts)
-        over = "over" if tuning["is_over"] else f"{tuning['left']} left, as far as is known by now"
-        echo(f"{facts['name']}: tuning: {tuning['trials']} trials: {tried}; {over}")
-    echo(f"{facts['name']}: {facts['planned']} trials: {outcomes}{profiled}; {facts['left']} left")
-    if facts["of_other_threads"]:
-        echo(facts["of_other_threads"])
-    if facts["rounds_left"]:
-        echo(f"rounds of timing: {facts['rounds_left']} left")
-    if facts["damaged"]:
-        echo(f"damaged: what is stored of {facts['damaged']} of them; ablate results verify tells, run does it again")
-    for label in facts["running"]:
-        echo(f"running: {label}")
-    for each in facts["failed"]:
-        echo(f"{each['status']}: {each['variant']} seed {each['seed']}: {each['reason']} (log: {each['log']})")
-    _print_claims(facts["claims"])
+    facts = commands.status(asked.Wanted(**options))
+    print_json(facts) if as_json else printing.print_status(facts)
     return 0
 
 
@@ -575,14 +243,14 @@ def doctor(file: str | None, aa: str | None, repeats: int, as_json: bool, **opti
     from ablate import asked, commands
 
     if aa is not None:
-        wanted = asked.Wanted(**{**options, "file": aa, "sets": tuple(options["sets"])})
+        wanted = asked.Wanted(**{**options, "file": aa})
         return _check_noise(wanted, repeats, as_json)
     if file is None:
         facts = commands.doctor(options["device"])
-        _print_json(facts) if as_json else _print_machine(facts)
+        print_json(facts) if as_json else printing.print_machine(facts)
         return 0
-    facts = commands.gates(asked.Wanted(**{**options, "file": file, "sets": tuple(options["sets"])}))
-    _print_json(facts) if as_json else _print_gates(facts)
+    facts = commands.gates(asked.Wanted(**{**options, "file": file}))
+    print_json(facts) if as_json else printing.print_gates(facts)
     return 0 if all(each["passed"] for each in facts["variants"]) and not facts["invalid"] else 1
 
 
@@ -596,39 +264,8 @@ def _check_noise(wanted: Any, repeats: int, as_json: bool) -> int:
         facts = commands.aa(wanted, repeats, Console(stderr=True, highlight=False))
     except Interrupted as signal:
         return 128 + signal.number
-    _print_json(facts) if as_json else _print_noise(facts)
+    print_json(facts) if as_json else printing.print_noise(facts)
     return 0 if facts["inside"] and not facts["failed"] else 1
-
-
-def _print_noise(facts: Mapping[str, Any]) -> None:
-    from tabulate import tabulate
-
-    from ablate.noise import HEADS, lines, verdict
-
-    echo(tabulate(lines(facts), HEADS, "simple", disable_numparse=True))
-    echo(f"\n{verdict(facts)}")
-
-
-def _print_machine(facts: Mapping[str, Any]) -> None:
-    from tabulate import tabulate
-
-    from ablate.doctor import lines
-
-    echo(tabulate(lines(facts), ("what", "here", ""), "simple", disable_numparse=True))
-
-
-def _print_gates(facts: Mapping[str, Any]) -> None:
-    from tabulate import tabulate
-
-    from ablate.asked import many
-
-    heads = ("variant", "gate", "result", "detail")
-    rows = [(each["variant"], *gate.values()) for each in facts["variants"] for gate in each["gates"]]
-    echo(tabulate(rows, heads, "simple", disable_numparse=True))
-    for each in facts["invalid"]:
-        echo(f"invalid: {each['variant']}: {each['reason']}")
-    passed = sum(each["passed"] for each in facts["variants"])
-    echo(f"{facts['name']}: {passed} of {many(len(facts['variants']), 'variant')} passed")
 
 
 @main.command()
@@ -665,24 +302,8 @@ def verify(target: str, results: Path, as_json: bool) -> int:
     from ablate import commands
 
     facts = commands.verify(target, results)
-    if as_json:
-        _print_json(facts)
-    else:
-        _print_faults(facts)
+    print_json(facts) if as_json else printing.print_faults(facts)
     return 1 if facts["faults"] else 0
-
-
-def _print_faults(facts: Mapping[str, Any]) -> None:
-    from ablate.asked import many
-
-    for each in facts["faults"]:
-        echo(f"{each['file']}: {each['fault']}\n  {each['cure']}")
-    rows = ", ".join(f"{number} {kind}" for kind, number in facts["stored"].items())
-    older = f"; {many(facts['without_checksum'], 'file')} from before there were checksums" * bool(
-        facts["without_checksum"]
-    )
-    found = many(len(facts["faults"]), "fault") if facts["faults"] else "all is well"
-    echo(f"{facts['folder']}: {rows}{older}; {found}")
 
 
 @results.command()
@@ -695,15 +316,7 @@ def compact(target: str, results: Path, as_json: bool) -> int:
     from ablate import commands
 
     facts = commands.compact(target, results)
-    if as_json:
-        _print_json(facts)
-        return 0
-    merged = ", ".join(f"{number} {kind}" for kind, number in facts["merged"].items())
-    removed = f"; removed what killed writers left: {', '.join(facts['removed'])}" if facts["removed"] else ""
-    damaged = (
-        f"; left alone, for `results verify` to tell of: {', '.join(facts['damaged'])}" if facts["damaged"] else ""
-    )
-    echo(f"{facts['folder']}: small files merged: {merged}{removed}{damaged}")
+    print_json(facts) if as_json else printing.print_compacted(facts)
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ablate import document, plug_in
 from ablate.asked import Wanted, aside, judged, name_of, of_other_threads, read, resources_for, stored, syncing
 from ablate.results import Store, is_only_profiled, is_store, nothing_stored
-from ablate.terminal import visible
+from ablate.terminal import echo
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -229,4 +229,4 @@ def ui(results: Path, port: int, names: Sequence[str]) -> int:
     from ablate.mlflow_ui import serve
 
     check_address()
-    return serve(results, port, list(names) or None, lambda line: print(visible(line), flush=True))
+    return serve(results, port, list(names) or None, echo)

@@ -5,9 +5,15 @@ Names, reasons and whatever else is printed come from files, plug-ins and stored
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import re
+import sys
 import unicodedata
+from typing import Any
+
+import click
 
 # Spaces and letters of whatever script stay; so do joiners, which some scripts and emoji need.
 _KEPT = "\n\t\u200c\u200d\ufe0e\ufe0f"
@@ -43,3 +49,20 @@ class VisibleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The message alone."""
         return visible(super().format(record))
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print text that files, plug-ins and others' results had a part in."""
+    click.echo(visible(text), err=err)
+
+
+def print_json(document: Any) -> None:
+    """Print one document, and nothing else."""
+    click.echo(visible_json(json.dumps(document, ensure_ascii=False, allow_nan=False, indent=2)))
+
+
+def write_utf8() -> None:
+    """Names and reasons may hold any letter, in whatever locale; what is no text must not stop a run either."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from conftest import Write
 from stored import CURVE, PROFILE, row
 
-from ablate import __version__, asked, catalogue, cli, commands, registry, sweep
+from ablate import __version__, asked, catalogue, commands, options, registry, sweep
 from ablate.cli import main
 from ablate.machine import Resources
 from ablate.results import Store
@@ -551,13 +551,12 @@ def test_a_locale_without_letters_is_no_obstacle(write: Write) -> None:
 
 
 def test_all_that_is_written_is_utf8_in_such_a_locale_too() -> None:
-    code = (
-        f"import sys; from ablate.cli import _write_utf8; _write_utf8(); sys.stdout.write({'größe ↓ ' + chr(0xDCC3)!a})"
-    )
+    word = "größe ↓ " + chr(0xDCC3)
+    code = f"import sys; from ablate.terminal import write_utf8; write_utf8(); sys.stdout.write({word!a})"
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
     assert done.stdout.decode("utf-8") == "größe ↓ \\udcc3"
-    assert cli._text("größe".encode().decode("ascii", "surrogateescape")) == "größe"
+    assert options.as_word("größe".encode().decode("ascii", "surrogateescape")) == "größe"
 
 
 def test_python_m_ablate_without_a_verb_shows_the_help() -> None:
