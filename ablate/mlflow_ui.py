@@ -19,10 +19,10 @@ from types import FrameType
 from typing import IO, Any
 
 from ablate.mlflow_address import SYNC, TrackingError, artifact_root, default_uri, is_server
+from ablate.mlflow_experiment import SILENCE
 from ablate.mlflow_view import comparison_links
 from ablate.redaction import without_user
 from ablate.results import Store
-from ablate.tracking import SILENCE
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 5000

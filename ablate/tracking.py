@@ -5,20 +5,15 @@ Everything that can go wrong there is one kind of error, with its cure. `ablate.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
-import os
 import platform
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
-
-from filelock import FileLock
 
 from ablate.inside import file_of
 from ablate.interleaved import Rounds
@@ -31,32 +26,30 @@ from ablate.mlflow_address import (
     is_server,
     refuse_folder,
 )
-from ablate.mlflow_database import check_database, make_database, quiet
+from ablate.mlflow_experiment import (
+    client_of,
+    description,
+    experiment_id_of,
+    experiment_or_empty,
+    import_early,
+    lock_path,
+    locked,
+    prepare,
+    tracking_errors,
+)
 from ablate.mlflow_run import RunContent, metrics_of_rounds, run_content
-from ablate.mlflow_view import CURRENT_TAG, RUN_COLOUR_TAG, VIEW_TAG, run_colour, view_state
+from ablate.mlflow_view import CURRENT_TAG, RUN_COLOUR_TAG, run_colour
 from ablate.mlflow_view import comparison_links as comparison_links
 from ablate.results import Store, places
-from ablate.tables import ResultsError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Experiment, Run
+    from mlflow.entities import Run
 
 _ENTITIES_PER_REQUEST = 1000
 _PARAMS_PER_REQUEST = 100
-_SECONDS_TO_WAIT_FOR_OTHERS = 300.0  # many that start at one instant, on a busy machine; no training waits for it
 _REPORT = "report"
 _OWNER = "ablate.owner"
-
-SILENCE = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
-"""MLflow would tell its makers how it is used."""
-
-_PATIENCE = {
-    # MLflow's own defaults keep an unreachable server's caller waiting for four minutes.
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
-}
 
 
 @dataclass
@@ -93,15 +86,14 @@ class Tracker:
         """Creates the store and the experiment where they are missing, and clears runs that were never finished."""
         uri = default_uri(results_root)
         refuse_folder(uri)
-        _prepare()
-        lock = _lock_path(uri, Path(results_root))
-        _import()
-        with _tracking_errors(), _locked(lock):
-            check_database(uri, _SECONDS_TO_WAIT_FOR_OTHERS)
+        prepare()
+        lock = lock_path(uri, Path(results_root))
+        import_early()
+        with tracking_errors(), locked(lock):
             artifacts = artifact_root(results_root)
-            client = _client(uri, artifacts)
+            client = client_of(uri, artifacts)
             location = None if is_server(uri) else (artifacts / store.folder.name).as_uri()
-            tracker = cls(store, client, _experiment_id(client, store, location), lock, database_of(uri))
+            tracker = cls(store, client, experiment_id_of(client, store, location), lock, database_of(uri))
             tracker._describe()
             tracker._clear_unfinished()
             tracker._mark_current()
@@ -109,12 +101,12 @@ class Tracker:
 
     def mirror(self, trial_id: str) -> None:
         """One trial as one run, in place of the run it had."""
-        with _tracking_errors(), _locked(self._lock):
+        with tracking_errors(), locked(self._lock):
             self._mirror(trial_id, SyncResult())
 
     def attach(self, report_folder: Path) -> None:
         """The report as artifacts of the baseline's first run, in place of the one before; and the repeats' ratios."""
-        with _tracking_errors(), _locked(self._lock):
+        with tracking_errors(), locked(self._lock):
             self._compare()
             self._attach(report_folder)
 
@@ -135,16 +127,16 @@ class Tracker:
         if present is None:
             raise TrackingError("there is no readable experiment.json.", "python -m ablate run FILE writes it.")
         for trial_id in present:
-            with _tracking_errors(), _locked(self._lock):
+            with tracking_errors(), locked(self._lock):
                 self._mirror(trial_id, result)
-        with _tracking_errors(), _locked(self._lock):
+        with tracking_errors(), locked(self._lock):
             self._compare()
 
     # --- The experiment
 
     def _describe(self) -> None:
         """What the UI shows above the runs, and how it compares them."""
-        self._tag_experiment(_description(self._store))
+        self._tag_experiment(description(self._store))
 
     def _tag_experiment(self, tags: Mapping[str, str]) -> None:
         present = self._client.get_experiment(self._experiment_id).tags
@@ -242,14 +234,14 @@ class Tracker:
                 self._discard(run)
 
     def _content(self, row: Mapping[str, Any]) -> RunContent:
-        trial_id, experiment = row["trial_id"], _experiment_or_empty(self._store)
+        trial_id, experiment = row["trial_id"], experiment_or_empty(self._store)
         place = places(experiment).get(trial_id)
         variant = place[2] if place else {"name": row["variant"], "is_baseline": row["is_baseline"]}
         curves, profiles = self._store.curves(trial_id), self._store.profiles(trial_id)
         return run_content(row, curves, profiles, experiment, variant)
 
     def _colour(self, trial_id: str) -> str:
-        order = places(_experiment_or_empty(self._store))
+        order = places(experiment_or_empty(self._store))
         return run_colour(order[trial_id][0] if trial_id in order else len(order))
 
     def _write(self, row: Mapping[str, Any], content: RunContent, tags: Mapping[str, str]) -> str:
@@ -302,7 +294,7 @@ class Tracker:
         here = document.get("experiment_id") == self._experiment_id
         runs = {**(document["runs"] if here else {}), trial_id: run_id}
         attempts = {**(document.get("attempts", {}) if here else {}), trial_id: row["attempts"]}
-        order = [each for each in dict.fromkeys([*places(_experiment_or_empty(self._store)), *runs]) if each in runs]
+        order = [each for each in dict.fromkeys([*places(experiment_or_empty(self._store)), *runs]) if each in runs]
         noted = {
             "experiment_id": self._experiment_id,
             "owner": self._owner,
@@ -318,7 +310,7 @@ class Tracker:
         """What the interleaved repeats say of each variant, on its runs: a point more where it says something new."""
         from mlflow.entities import Metric
 
-        experiment = _experiment_or_empty(self._store)
+        experiment = experiment_or_empty(self._store)
         rounds, order, now = self._rounds(experiment), places(experiment), int(time.time() * 1000)
         for run in self._own_runs("") if rounds.rows else ():
             place = order.get(run.data.tags["ablate.trial_id"])
@@ -357,7 +349,7 @@ class Tracker:
 
     def _report_run(self, there: set[str]) -> str | None:
         """The run of the baseline's first seed, or of the first trial that has one."""
-        order = places(_experiment_or_empty(self._store))
+        order = places(experiment_or_empty(self._store))
         baseline_first = sorted(order, key=lambda trial_id: not order[trial_id][2].get("is_baseline"))
         runs = (self._store.mlflow() or {}).get("runs", {})
         return next((runs[trial_id] for trial_id in baseline_first if runs.get(trial_id) in there), None)
@@ -398,19 +390,6 @@ def _digest(folder: Path, files: Sequence[Path]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _experiment_or_empty(store: Store) -> dict[str, Any]:
-    try:
-        return store.experiment()
-    except ResultsError:
-        return {}
-
-
-def _description(store: Store) -> dict[str, str]:
-    question = _experiment_or_empty(store).get("question")
-    tags = {"mlflow.experimentKind": "custom_model_development", VIEW_TAG: view_state()}
-    return {**tags, **({"mlflow.note.content": question} if question else {})}
-
-
 def owner_of(store: Store, database: Path | None = None) -> str:
     """Whose runs they are: a folder of results, by a name that it keeps where it is moved.
 
@@ -423,132 +402,3 @@ def owner_of(store: Store, database: Path | None = None) -> str:
         place = folder.relative_to(home).as_posix()
     found: str = (store.mlflow() or {}).get("owner") or hashlib.sha256(place.encode()).hexdigest()[:16]
     return found
-
-
-def _experiment_name(store: Store) -> str:
-    name: str = _experiment_or_empty(store).get("name") or store.folder.resolve().name
-    return name
-
-
-# --- Getting there ----------------------------------------------------------------------------------------------------
-
-
-def _prepare() -> None:
-    """Before MLflow is imported: it reads some of this only then."""
-    os.environ.update(SILENCE)
-    for name, value in _PATIENCE.items():
-        os.environ.setdefault(name, value)
-
-
-def _import() -> None:
-    """Before the lock is taken: others would wait for it. That it fails is told by who needs it."""
-    with warnings.catch_warnings(), contextlib.suppress(ImportError):
-        warnings.simplefilter("ignore")
-        import mlflow.tracking  # noqa: F401
-
-
-def _client(uri: str, artifacts: Path) -> MlflowClient:
-    """Creates the store where it is new: to be called under the lock."""
-    try:
-        with quiet():
-            from mlflow import MlflowClient
-
-            make_database(uri, artifacts)
-            return MlflowClient(tracking_uri=uri)
-    except ImportError as error:
-        if error.name not in (None, "mlflow") and not uri.startswith("sqlite:") and not is_server(uri):
-            raise TrackingError(
-                f"{error.name}, the driver of the database in MLFLOW_TRACKING_URI, is not installed.",
-                f"Install it (pip install {error.name}), or unset MLFLOW_TRACKING_URI.",
-            ) from error
-        raise TrackingError(f"it cannot be imported ({error}).", "To have the mirror: pip install mlflow") from error
-
-
-def _experiment_id(client: MlflowClient, store: Store, location: str | None) -> str:
-    from mlflow.exceptions import MlflowException
-
-    name = _experiment_name(store)
-    experiment = client.get_experiment_by_name(name)
-    if experiment is None:
-        try:
-            return client.create_experiment(name, artifact_location=location, tags=_description(store))
-        except MlflowException:
-            # On a server another machine may have been first.
-            experiment = client.get_experiment_by_name(name)
-            if experiment is None:
-                raise
-    if experiment.lifecycle_stage == "deleted":
-        raise _deleted(name, experiment.experiment_id)
-    if VIEW_TAG not in experiment.tags and not _is_blank(client, experiment):
-        raise _of_another(name, experiment.experiment_id)
-    experiment_id: str = experiment.experiment_id
-    return experiment_id
-
-
-def _is_blank(client: MlflowClient, experiment: Experiment) -> bool:
-    """Whether someone made it only for others to fill."""
-    from mlflow.entities import ViewType
-
-    if "mlflow.note.content" in experiment.tags:
-        return False
-    return not client.search_runs([experiment.experiment_id], run_view_type=ViewType.ALL, max_results=1)
-
-
-def _deleted(name: str, experiment_id: str) -> TrackingError:
-    return TrackingError(
-        f"the experiment {name} was deleted in MLflow and still owns its name.",
-        f"Restore it: mlflow experiments restore --experiment-id {experiment_id}; or give the experiment another name; "
-        f"or remove it for good: mlflow gc --experiment-ids {experiment_id}. Then: {SYNC}",
-    )
-
-
-def _of_another(name: str, experiment_id: str) -> TrackingError:
-    rename = f"mlflow experiments rename --experiment-id {experiment_id} --new-name OTHER"
-    return TrackingError(
-        f"an experiment {name} is in MLflow that is not of ablate's making; it is left as it is.",
-        f"Give yours another name; or rename that one: {rename}; or set MLFLOW_TRACKING_URI to another store. "
-        f"Then: {SYNC}",
-    )
-
-
-@contextlib.contextmanager
-def _tracking_errors() -> Iterator[None]:
-    """Whatever goes wrong in there becomes one kind of error: no fault of the mirror may stop a training."""
-    try:
-        yield
-    except TrackingError:
-        raise
-    except Exception as error:
-        reason = _reason(error)
-        raise TrackingError(reason, _cure(reason)) from error
-
-
-def _reason(error: BaseException) -> str:
-    """What the system said where that is the root of it, as of a server that is not there; else the error's words."""
-    within: BaseException | None = error
-    while within is not None:
-        is_of_network = isinstance(within, ConnectionError) or type(within).__name__ == "gaierror"  # a name unknown
-        if is_of_network and (reason := getattr(within, "strerror", None)):
-            return f"the server cannot be reached: {reason}."
-        within = within.__cause__ or within.__context__
-    return " ".join(str(error).split())[:300] or type(error).__name__
-
-
-def _cure(reason: str) -> str:
-    if "database schema" in reason:
-        return (
-            f"Its file is of another version of MLflow. Upgrade the file (mlflow db upgrade ADDRESS, after a copy), or "
-            f"MLflow (pip install -U mlflow), or move the file away; then: {SYNC}"
-        )
-    return f"The results are safe in Parquet; later: {SYNC}"
-
-
-def _lock_path(uri: str, results_root: Path) -> Path:
-    """Beside the store where it is a file: that is what several processes must not create at once."""
-    path = database_of(uri)
-    return path.with_name(f"{path.name}.lock") if path else results_root / ".mlflow.lock"
-
-
-def _locked(path: Path) -> FileLock:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(path, timeout=_SECONDS_TO_WAIT_FOR_OTHERS)

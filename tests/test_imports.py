@@ -103,6 +103,7 @@ STOREYS = [
         "mlflow_ui",
         "mlflow_address",
         "mlflow_database",
+        "mlflow_experiment",
         "tasks",
         "rows",
         "keeping",
@@ -282,6 +283,7 @@ LIGHT = (
         "mlflow_ui",
         "mlflow_address",
         "mlflow_database",
+        "mlflow_experiment",
         "progress",
         "runner",
         "tasks",
@@ -317,4 +319,4 @@ def test_heavy_packages_wait_until_they_are_needed(package: str) -> None:
 
 def test_only_the_tracking_knows_mlflow() -> None:
     users = {part(file) for file in FILES if any(name.split(".")[0] == "mlflow" for name in imports(file))}
-    assert users <= {"tracking", "mlflow_database", "mlflow_run", "mlflow_ui"}
+    assert users <= {"tracking", "mlflow_experiment", "mlflow_database", "mlflow_run", "mlflow_ui"}

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ablate import mirror, tracking
+from ablate import mirror, mlflow_experiment, tracking
 from ablate.mirror import Answer, Desk, Mirror
 from ablate.mlflow_address import TrackingError
 from ablate.mlflow_ui import serve
@@ -77,7 +77,7 @@ def nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-    monkeypatch.setattr(tracking, "_SECONDS_TO_WAIT_FOR_OTHERS", 0.1)
+    monkeypatch.setattr(mlflow_experiment, "SECONDS_TO_WAIT_FOR_OTHERS", 0.1)
 
 
 @pytest.fixture(scope="module")
