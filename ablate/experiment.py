@@ -13,7 +13,8 @@ from ablate.claims import Claim, named
 from ablate.data import Corpus
 from ablate.design import Design
 from ablate.document import Document, FileFaults, Mark, printable, told
-from ablate.expansion import Expanded, ExperimentFile, expand
+from ablate.expansion import Expanded, expand
+from ablate.experiment_file import ExperimentFile
 from ablate.search import Search
 from ablate.settings import BUDGETS
 from ablate.variant import BASELINE, Invalid, Trial, Variant, foreign_names, trials_of

@@ -57,6 +57,7 @@ STOREYS = [
             "claims",
             "lattice",
             "budget",
+            "experiment_file",
             "expansion",
             "match",
             "search",

@@ -12,7 +12,7 @@ from typing import Any
 
 from ablate import catalogue, document, presets, registry
 from ablate.document import FileFaults
-from ablate.expansion import ExperimentFile
+from ablate.experiment_file import ExperimentFile
 from fuzzing.settings import every_setting
 from fuzzing.writing import written
 

@@ -9,7 +9,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from ablate import catalogue, registry
-from ablate.expansion import ExperimentFile
+from ablate.experiment_file import ExperimentFile
 from fuzzing.case import Case
 from fuzzing.corpus import TINY
 from fuzzing.settings import Setting, every_setting
