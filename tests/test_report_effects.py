@@ -164,8 +164,8 @@ def test_each_budget_has_its_own_effects(plain_text: Any) -> None:
         variants += [entry(each, range(SEEDS)) for each in budgets if each not in [v["name"] for v in variants]]
     names = [each for each in dict.fromkeys(found.trials["variant"]) if each != "baseline"]
     told = results(rows, variants, design=found.experiment["design"])
-    budgets = ("params", "flops")
-    told.experiment["match"] = [{"budget": b, "variants": {each: f"{each}@{b}" for each in names}} for b in budgets]
+    match = [{"budget": b, "variants": {each: f"{each}@{b}" for each in names}} for b in ("params", "flops")]
+    told.experiment["match"] = match
     report = plain_text(told)
     text = section(report, HEADING)
     assert text.index("### At equal params") < text.index("### At equal flops")
