@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,8 +46,10 @@ class Design:
     cells: Sequence[Cell]
     fraction: Fraction | None = None
 
-    def facts(self, variants: Collection[str]) -> dict[str, Any]:
-        """As `plan --json` and `experiment.json` give it. A cell of another variant than these is invalid."""
+    def facts(self, standing: Mapping[str, str]) -> dict[str, Any]:
+        """As `plan --json` and `experiment.json` give it: with the variant that stands for the cell's own. A cell
+        without one is invalid.
+        """
         return {
             "combine": self.combine,
             "axes": [
@@ -55,7 +57,7 @@ class Design:
                 for each in self.axes
             ],
             **(_fraction_facts(self.fraction) if self.fraction else {}),
-            "cells": [_cell_facts(each, variants) for each in self.cells],
+            "cells": [_cell_facts(each, standing) for each in self.cells],
         }
 
 
@@ -70,11 +72,9 @@ def _fraction_facts(found: Fraction) -> dict[str, Any]:
     }
 
 
-def _cell_facts(cell: Cell, variants: Collection[str]) -> dict[str, Any]:
-    # A variant that was brought to several budgets has the name of each behind its own.
-    is_there = any(name == cell.variant or name.startswith(f"{cell.variant}@") for name in variants)
-    missing = None if is_there else cell.missing or "invalid"
-    variant = cell.variant if is_there else None
+def _cell_facts(cell: Cell, standing: Mapping[str, str]) -> dict[str, Any]:
+    variant = standing.get(cell.variant) if cell.variant else None
+    missing = None if variant else cell.missing or "invalid"
     return {"levels": list(cell.levels), "idle": list(cell.idle), "variant": variant, "missing": missing}
 
 

@@ -105,7 +105,18 @@ class Experiment:
 
     def design_facts(self) -> dict[str, Any] | None:
         """How axes combine and which variant stands where, as plain data; None where nothing varies."""
-        return self.design.facts({variant.name for variant in self.variants}) if self.design else None
+        return self.design.facts(self._standing()) if self.design else None
+
+    def _standing(self) -> dict[str, str]:
+        """The variants by the names that combinations had before they were brought to a budget. Of several budgets
+        each has its own: there the name stays, and `match` says which variants those are.
+        """
+        there = {variant.name for variant in self.variants}
+        found = {name: name for name in there}
+        for budget in self.match:
+            solved = {name: now for name, now in budget["variants"].items() if now in there}
+            found |= solved if len(self.match) == 1 else {name: name for name in solved}
+        return found
 
     def with_claims(self) -> Experiment:
         """The experiment, whose variants are final now, with its claims about them. Raises `FileFaults`."""

@@ -1,15 +1,16 @@
 """The whole number at which a quantity that only grows, or only shrinks, comes nearest to a goal.
 
 Numbers that machines like come first: multiples of 64, then of 32, 16, … Not every number need be possible: those that
-are stand close together between two bounds, or are the multiples of one number, or the divisors of one.
+are stand close together between two bounds, or are the multiples of one number, or the divisors of one that is given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
-from math import gcd, lcm
+from math import gcd, isqrt, lcm
 
 GRAINS = (64, 32, 16, 8, 4, 2, 1)
 MOST = 2**24
@@ -21,9 +22,6 @@ _SCANNED = 32
 _TRIED = 8
 """Multiples of a grain, of which one may be impossible and the next not."""
 
-_TIMES = (2, 3, 5, 7)
-"""Divisors of a number are often one another's multiples by these."""
-
 _ENOUGH = 3
 """Where it is the same at so many numbers it is the same everywhere."""
 
@@ -31,7 +29,7 @@ _LEAP = 8
 """So many times as far as before one looks where nothing is known beyond."""
 
 _CONFIRMED = (1, 3, 4, 6)
-"""A step that is possible so many times is one everywhere: no number below 120 has such divisors."""
+"""A step that is possible so many times, and once more where no divisor lies, is one everywhere."""
 
 At = Callable[[int], "float | None"]
 """The quantity at a number; None where that is impossible."""
@@ -45,13 +43,14 @@ class Point:
     reached: float
 
 
-def nearest(at: At, start: Point, goal: float, tolerance: float) -> Point | None:
+def nearest(at: At, start: Point, goal: float, tolerance: float, whole: Iterable[int] = ()) -> Point | None:
     """The point nearest to the goal on the coarsest grain that has one within the relative `tolerance`.
 
-    `start` is a point that there is. Where no grain has one, the nearest of all; None where the quantity is the same at
-    every number. Raises `CrookedError` where it is seen to go both ways.
+    `start` is a point that there is. Where possible numbers stand in no order, the divisors of `whole` are tried. Where
+    no grain has one, the nearest of all; None where the quantity is the same at every number. Raises `CrookedError`
+    where it is seen to go both ways.
     """
-    search = _Search(at, start, goal)
+    search = _Search(at, start, goal, whole)
     if not search.orient():
         return None
     search.close_in()
@@ -81,8 +80,8 @@ class CrookedError(ValueError):
 class _Search:
     """What is known of the quantity, and between which possible numbers it passes the goal."""
 
-    def __init__(self, at: At, start: Point, goal: float) -> None:
-        self.at, self.start, self.goal = at, start, goal
+    def __init__(self, at: At, start: Point, goal: float, whole: Iterable[int]) -> None:
+        self.at, self.start, self.goal, self.whole = at, start, goal, whole
         self.known: dict[int, float | None] = {start.number: start.reached}
         self.direction = 0
         self.low, self.high = 0, MOST + 1  # possible numbers before and behind the goal, or these where there are none
@@ -216,8 +215,16 @@ class _Search:
         return self.known[number]
 
     def _is_stride(self, step: int) -> bool:
-        ways = (step, -step)
-        return any(all(self._look(self.start.number + n * each) is not None for n in _CONFIRMED) for each in ways)
+        return any(all(self._look(each) is not None for each in self._confirming(way)) for way in (step, -step))
+
+    def _confirming(self, way: int) -> Iterator[int]:
+        yield from (self.start.number + n * way for n in _CONFIRMED)
+        further = (self.start.number + n * way for n in count(_CONFIRMED[-1] + 1))
+        yield next(each for each in further if each not in self._divisors)
+
+    @cached_property
+    def _divisors(self) -> list[int]:
+        return sorted({each for whole in set(self.whole) for each in _divisors(whole)})
 
     def _possible(self, guess: int) -> int | None:
         """The guess, or the number in order before or behind it."""
@@ -235,11 +242,10 @@ class _Search:
         return next((each for each in numbers if self._look(each) is not None), None)
 
     def _out_of_order(self, low: int, high: int) -> Iterator[int]:
-        """Above the one and below the other: what divisors of a number may be, the next multiples of what divides all
-        that are possible, and the next ones.
+        """The divisors; then above the one and below the other the next multiples of what divides all that are
+        possible, and the next numbers.
         """
-        yield from (low * times for times in _TIMES)
-        yield from (high // times for times in _TIMES if high <= MOST)
+        yield from self._divisors
         for step in dict.fromkeys((gcd(*(point.number for point in self.points())), 1)):
             first, last = low // step * step, -(-high // step) * step
             yield from range(first + step, first + _SCANNED * step + 1, step)
@@ -247,4 +253,5 @@ class _Search:
 
 
 def _divisors(number: int) -> Iterator[int]:
-    return (each for each in range(1, number + 1) if number % each == 0)
+    small = [each for each in range(1, isqrt(number) + 1) if number % each == 0]
+    yield from dict.fromkeys((*small, *(number // each for each in reversed(small))))

@@ -14,7 +14,7 @@ from ablate.budget import check_warmup
 from ablate.choice import Choice, Faults, Path, Settings, SettingsError, validated
 from ablate.cost import cache_bytes_per_token, cost
 from ablate.expansion import answered, variant_of, whole
-from ablate.lattice import CrookedError, Point, mismatch, nearest
+from ablate.lattice import MOST, CrookedError, Point, mismatch, nearest
 from ablate.settings import CROSS, MatchSettings, VariantSettings, resolved, typed
 from ablate.sizes import sized
 from ablate.variant import Invalid, Matched, Variant
@@ -75,7 +75,16 @@ def solution(variant: Variant, now: Point, budget: str, by: str, goal: float, to
     """
     if mismatch(now.reached, goal) <= tolerance:
         return now
-    return nearest(Probe(variant, budget, by).at, now, goal, tolerance)
+    return nearest(Probe(variant, budget, by).at, now, goal, tolerance, _wholes(variant.plain))
+
+
+def _wholes(settings: Any) -> Iterator[int]:
+    """Every whole number of the settings: what a number has to divide is one of them."""
+    if isinstance(settings, Mapping):
+        for each in settings.values():
+            yield from _wholes(each)
+    elif _is_whole(settings) and 0 < settings <= MOST:
+        yield settings
 
 
 def _reached(budget: str, variant: Variant, settings: VariantSettings) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from itertools import pairwise
@@ -15,6 +16,7 @@ from test_report import NAN, Row, cell, entry, losses, plain_text, repeats, resu
 
 from ablate.interleaved import Rounds
 from ablate.metrics import METRICS, Direction
+from ablate.report import document
 from ablate.report.comparison import LOSS, best
 from ablate.report.evidence import Variant, contrasted, evidence_of
 from ablate.stats import (
@@ -141,6 +143,7 @@ def test_further_seeds() -> None:
     assert corrected(dict.fromkeys(range(9), unclear))[0].further_seeds() > total - 5  # type: ignore[operator]
     assert sleep("lower").further_seeds() == 0
     equal = paired_difference(by_seed([1.0, 2.0]), by_seed([2.0, 1.0]), "lower")
+    assert not equal.is_same
     assert (equal.mean, equal.further_seeds()) == (0.0, None), f"more than {MOST_REPEATS}"
     assert paired_difference({0: 1.0}, {0: 2.0}, "lower").further_seeds() is None
 
@@ -301,6 +304,26 @@ def test_what_is_clear_alone_is_not_among_many(plain_text: Any) -> None:
     further = row["further seeds to decide"]
     assert int(further) > 0
     assert f"{after} ({further} further seeds would decide);" in section(text, "Summary")
+
+
+def test_what_is_equal_with_every_seed_is_not_said_to_need_more_of_them(plain_text: Any) -> None:
+    text = plain_text(results(losses(baseline=BASE, a=BASE)))
+    row = contrasts_table(text)["a"]
+    assert (row["verdict"], row["further seeds to decide"]) == ("no clear difference", "—")
+    assert row["seen with 90 % probability from"] == "n/a", "no noise was seen"
+    assert "no clear difference (equal with every seed);" in section(text, "Summary")
+
+
+def test_machines_are_told_of_claims_and_contrasts_as_people_are() -> None:
+    claims = [{"claim": "a.val_loss < baseline.val_loss"}, {"claim": "gone.val_loss < 1"}]
+    evidence = evidence_of(results(losses(baseline=[2.0, 2.0, 2.0], a=[2.1, 2.2, 2.3]), claims=claims))
+    told = json.loads(document.written(evidence, []))
+    assert [each["verdict"] for each in told["claims"]] == ["inconclusive", "inconclusive"]
+    assert told["claims"][0]["difference"] == pytest.approx(0.2)
+    contrast = told["variants"][1]["to_baseline"]["val_loss"]
+    assert contrast["effect"] == pytest.approx(1.1284, abs=1e-4)
+    assert contrast["visible"] == pytest.approx(6.795612 * 0.1 / math.sqrt(3), abs=0.005)
+    assert contrast["further_seeds"] == (seeds_needed(0.2, 0.1, 3) or 0) - 3
 
 
 def test_a_row_by_hand(plain_text: Any) -> None:

@@ -22,6 +22,7 @@ WIDE = "baseline: {d_model: 64, n_layers: 4, n_heads: 4, max_seq_len: 32, feed_f
 BY_WIDTH = "match: {params: 0.01, by: feed_forward.d_ff}\n"
 KV = "attention: {name: gqa, n_kv_heads: 1}"
 D_FF = "feed_forward.d_ff"
+BY = "n_layers"
 
 
 def by_name(experiment: Experiment) -> dict[str, Variant]:
@@ -218,14 +219,71 @@ def test_a_step_between_possible_numbers_is_found_out(step: int) -> None:
         assert mismatch(found.reached, goal) == best(values, goal, tolerance)
 
 
-@pytest.mark.parametrize("whole", [12, 32, 40, 96, 128, 8192])
+def test_every_pair_of_attentions_gets_the_cache_of_the_other() -> None:
+    """By its layers: within the tolerance, or no whole number of layers is nearer; without a cache there is no way."""
+    everything, met = list(shapes()), 0
+    pairs = list(itertools.permutations(catalogue.names("attention"), 2))
+    for place, (one, other) in enumerate(pairs):
+        shape, budget = everything[place * 7 % 200], "kv_cache_bytes_per_token"
+        variant = solvable(shape, {"attention": other})
+        goal, now = (
+            match.reached(budget, solvable(shape, {"attention": one}).settings),
+            match.before(variant, budget, BY),
+        )
+        assert goal is not None
+        assert now is not None
+        found = match.solution(variant, now, budget, BY, goal, 0.01)
+        if now.reached == 0:
+            assert found == (now if goal == 0 else None)
+            continue
+        assert found is not None
+        slope = now.reached / now.number
+        assert found.reached == slope * found.number
+        off = mismatch(found.reached, goal)
+        beside = (found.number - 1, found.number + 1)
+        assert off <= 0.01 or all(mismatch(slope * each, goal) >= off for each in beside if each), (
+            f"{shape}, {one}, {other}"
+        )
+        met += off <= 0.01
+    assert met > 3
+
+
+@pytest.mark.parametrize("whole", [12, 32, 40, 61, 96, 128, 143, 8192])
 def test_divisors_are_found_however_far_apart(whole: int) -> None:
-    """Key/value heads divide heads, sequences divide a batch."""
+    """Key/value heads divide heads, sequences divide a batch; of a prime number there are only two."""
     values = {number: 1000.0 + 3 * number for number in range(1, whole + 1) if whole % number == 0}
     for start, goal, tolerance in itertools.product(values, values.values(), (0.0001, 0.2)):
-        found = nearest(values.get, Point(start, values[start]), goal, tolerance)
+        found = nearest(values.get, Point(start, values[start]), goal, tolerance, [100, whole])
         assert found is not None
         assert mismatch(found.reached, goal) == best(values, goal, tolerance), f"{start}, {goal}, {tolerance}"
+
+
+@pytest.mark.parametrize(("whole", "start"), [(140, 1), (1120, 8), (2520, 12)])
+def test_divisors_in_a_row_are_not_taken_for_multiples_of_a_step(whole: int, start: int) -> None:
+    values = {number: 1000.0 + 3 * number for number in range(1, whole + 1) if whole % number == 0}
+    for number, goal in values.items():
+        found = nearest(values.get, Point(start, values[start]), goal, 0.0, [whole])
+        assert found == Point(number, goal)
+
+
+@pytest.mark.parametrize(("heads", "own", "wanted"), [(61, 1, 61), (61, 61, 1), (122, 1, 61), (143, 143, 11)])
+def test_the_only_other_numbers_of_key_value_heads_are_found(expand: Expand, heads: int, own: int, wanted: int) -> None:
+    shape = f"d_model: {4 * heads}, n_layers: 1, n_heads: {heads}, max_seq_len: 32"
+    baseline = f"baseline: {{{shape}, attention: {{name: gqa, n_kv_heads: {wanted}}}}}\n"
+    asked = "match: {kv_cache_bytes_per_token: 0.01, by: attention.n_kv_heads}\n"
+    change = f"variants: {{a: {{attention.n_kv_heads: {own}, feed_forward.d_ff: 8}}}}\n"
+    found = expand(baseline + asked + change).variants[1]
+    assert found.matched is not None
+    assert (found.matched.before, found.matched.after) == (own, wanted)
+
+
+def test_of_a_prime_number_of_heads_the_nearest_is_told(refused: Refused) -> None:
+    """One or all: half of all are not to be had."""
+    shape = "d_model: 244, n_layers: 2, n_heads: 61, max_seq_len: 32"
+    baseline = f"baseline: {{{shape}, attention: {{name: gqa, n_kv_heads: 61}}}}\n"
+    asked = "match: {kv_cache_bytes_per_token: 0.01, by: attention.n_kv_heads}\n"
+    said = refused(f"{baseline}{asked}variants: {{a: {{n_layers: 3, attention.n_kv_heads: 1}}}}\n")
+    assert "within 0.01 by attention.n_kv_heads: the nearest is 5,856 at 61\n  give 0.5, or match by another" in said
 
 
 def test_what_goes_up_and_down_is_refused() -> None:

@@ -72,6 +72,8 @@ def test_what_was_changed_and_what_remains_stand_in_a_table() -> None:
     said = section(rows(baseline=3.0), variants, match=[{**match[0], "variants": {"a|b": "a|b"}}])
     assert "brought to the baseline's params 1,000 by feed_forward.d_ff, within 1 %" in said
     html = MarkdownIt("commonmark").enable("table").render(said)
+    (told,) = budgets.data(evidence_of(results(rows(baseline=3.0), variants)))
+    assert (told["variant"], told["before"], told["after"], told["mismatch"]) == ("a|b", 64, 1024, -0.0031)
     cells = [cell.partition("<")[0] for cell in html.split("<td")[1:] for cell in [cell.partition(">")[2]]]
     assert cells == ["a|b", "params", "feed_forward.d_ff", "64", "1,024", "-0.31 %"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,18 @@ def test_the_summary_tells_of_the_clear_effects_and_of_how_many_are_not(plain_te
     assert "A: 1 minus 0 +0.15" in line
     assert "(worse)" in line
     assert "(they interact)" in line
-    assert line.endswith("no clear difference in 1 main effect and 2 interactions.")
+    assert re.search(
+        r"in 1 main effect and 2 interactions \(\d+ further seeds would decide the first of them\)\.$", line
+    )
     assert "unequal" not in line
 
 
 def test_the_summary_says_that_effects_are_of_variants_of_unequal_budget(plain_text: Any) -> None:
     found = stored(product(2, 2, 2), losses_of(2, 2, 2))
     found.trials["params_active"] = [1000 + 100 * (variant != "baseline") for variant in found.trials["variant"]]
-    assert "2 interactions; the variants are of unequal budgets (†)." in section(plain_text(found), "Summary")
+    assert "decide the first of them); the variants are of unequal budgets (†)." in section(
+        plain_text(found), "Summary"
+    )
 
 
 def test_what_size_itself_does_is_for_the_ladder_to_tell(plain_text: Any) -> None:
@@ -157,11 +162,45 @@ def test_each_budget_has_its_own_effects(plain_text: Any) -> None:
         budgets = ["baseline"] if row["is_baseline"] else [f"{row['variant']}@{each}" for each in ("params", "flops")]
         rows += [trial(each, row["seed"], row["val_loss"] - 0.5 * each.endswith("flops")) for each in budgets]
         variants += [entry(each, range(SEEDS)) for each in budgets if each not in [v["name"] for v in variants]]
-    report = plain_text(results(rows, variants, design=found.experiment["design"]))
+    names = [each for each in dict.fromkeys(found.trials["variant"]) if each != "baseline"]
+    told = results(rows, variants, design=found.experiment["design"])
+    match = [{"budget": b, "variants": {each: f"{each}@{b}" for each in names}} for b in ("params", "flops")]
+    told.experiment["match"] = match
+    report = plain_text(told)
     text = section(report, HEADING)
     assert text.index("### At equal params") < text.index("### At equal flops")
     params, flops = (table_rows(part, "averaged over")["A: 1 minus 0"] for part in text.split("### ")[1:])
     assert params != flops
+
+
+def test_what_comes_to_the_same_under_two_budgets_stands_in_both(plain_text: Any) -> None:
+    """Brought to the second budget it is the first one's variant, under whose name it is stored."""
+    found = stored(product(2, 2), losses_of(2, 2))
+    names = {each: each for each in dict.fromkeys(found.trials["variant"]) if each != "baseline"}
+    renamed = {**names, "v11": "v11@params"}
+    found.trials["variant"] = [renamed.get(each, each) for each in found.trials["variant"]]
+    found.experiment["variants"] = [entry(renamed.get(each, each), range(SEEDS)) for each in ("baseline", *names)]
+    found.experiment["match"] = [{"budget": budget, "variants": renamed} for budget in ("params", "flops")]
+    (told,) = effects.found(evidence_of(found))
+    assert told.budget == "params and flops"
+    assert not any(effect.lost for effect, _ in told.estimates)
+
+
+def test_combinations_that_a_budget_makes_equal_are_not_called_invalid(expand: Expand) -> None:
+    """An axis that the budget takes back makes no difference; that is another thing than a refusal."""
+    vary = "feed_forward: [swiglu, {name: swiglu, d_ff: 8}], block: [pre_norm, post_norm]"
+    found = expand(f"match: {{params: 0.02, by: feed_forward.d_ff}}\nvary: {{{vary}}}\n")
+    design = found.design_facts()
+    assert design is not None
+    assert [cell["variant"] for cell in design["cells"]] == ["baseline", "block=post_norm"] * 2
+    assert not any(cell["missing"] for cell in design["cells"])
+
+
+def test_a_value_without_any_result_leaves_the_others_of_its_axis_in_the_plot() -> None:
+    found = stored(product(2, 3, 2), losses_of(2, 3, 2))
+    found.trials.loc[found.trials["variant"].str.match("v.2."), "status"] = "oom"
+    (told,) = effects.found(evidence_of(found))
+    assert set(effects.means(told, (0, 1))) == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
 def test_axes_that_change_the_task_have_no_effects(plain_text: Any) -> None:

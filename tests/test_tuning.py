@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -548,6 +549,16 @@ def test_sensitivity_is_the_mean_loss_above_the_best_with_no_loss_beyond_knowing
     assert _row(report, "baseline")[:4] == ["baseline", "0.001", "2.0000 ± 0.0000", "0.2000"]
     assert _row(report, "wild")[3] == f"{(math.log(16) - 2.0) / 2:.4f}"
     assert _row(report, "baseline")[4:] == ["2", "4", "4,000", "1.2e+05", "6.00"]
+
+
+def test_machines_are_told_of_a_search_in_full_precision(tmp_path: Path) -> None:
+    _report(_results({"baseline": [2.0, 2.0, 2.3, 2.5], "wild": [2.0, 2.0, 2.3, "diverged"]}), tmp_path)
+    steady, wild = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["tuning"]
+    assert steady["chosen"] == {"train.lr": 0.001}
+    assert steady["sensitivity"]["train.lr"] == pytest.approx(0.2)
+    assert (steady["trials"], steady["tokens"], steady["seconds"]) == (4, 4000, 6.0)
+    assert [each["losses"] for each in wild["points"]] == [[2.0, 2.0], [2.3, None]]
+    assert wild["points"][1]["mean"] is None
 
 
 def test_losses_beside_the_point_they_are_of(tmp_path: Path) -> None:

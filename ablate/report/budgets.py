@@ -26,6 +26,11 @@ def section(evidence: Evidence) -> str:
     return "\n\n".join(["## Budgets", *parts]) if parts else ""
 
 
+def data(evidence: Evidence) -> list[dict[str, Any]]:
+    """What `match` changed, for machines."""
+    return [{"variant": each.name, **found} for each in evidence.variants if (found := each.facts.get("matched"))]
+
+
 # --- Equal budgets ----------------------------------------------------------------------------------------------------
 
 

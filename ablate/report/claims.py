@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from ablate.metrics import metric_of
 from ablate.report.evidence import Evidence
@@ -13,6 +14,11 @@ from ablate.stats import POWER, Difference
 
 _DIFFERENCE = metric_of("left - right")
 _MOST_WHOLE = 2**53
+
+
+def data(evidence: Evidence) -> list[dict[str, Any]]:
+    """The same for machines."""
+    return [each.document() for each in judgements(evidence)]
 
 
 def section(evidence: Evidence) -> str:
@@ -85,7 +91,7 @@ def _notes(found: Sequence[Judgement]) -> Iterator[str]:
     if len(measured) > 1:
         yield (
             f"The intervals are not corrected for their number: of {len(measured)} claims about "
-            f"{len(measured) * 0.05:.2g} would be decided wrongly by chance alone, were all at the edge of the truth."
+            f"{len(measured) * 0.05:.2g} would be decided by chance alone, were all at the edge of the truth."
         )
     if any(each.further for each in found):
         yield (

@@ -409,7 +409,7 @@ def _competing(evidence: Evidence) -> list[Variant]:
 def _differing(evidence: Evidence, label: str, value_of: Callable[[Row], Any]) -> Iterator[str]:
     owners: dict[str, list[str]] = {}
     for variant, row in evidence.rows:
-        if (value := value_of(row)) is not None:
+        if row.get("status") == "ok" and (value := value_of(row)) is not None:  # only these are compared
             names = owners.setdefault(str(value), [])
             if variant.name not in names:
                 names.append(variant.name)

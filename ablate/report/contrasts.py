@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ablate.report.comparison import LOSS, outcome_text
@@ -93,7 +93,7 @@ def further_seeds(difference: Difference) -> str:
     """How many more seeds would decide, as a cell."""
     if difference.p is None:
         return NOT_MEASURED
-    if difference.is_clear:
+    if difference.is_clear or difference.is_same:
         return DOES_NOT_APPLY
     return _many(difference.further_seeds())
 
@@ -106,6 +106,19 @@ def what_would_decide(difference: Difference) -> str:
     """What a sentence adds to a verdict that is none; empty where there is one, or no noise is known."""
     if difference.p is None or difference.is_clear:
         return ""
-    found = difference.further_seeds()
-    seeds = f"{_many(None)} further seeds" if found is None else count_of(found, "further seed")
-    return f" ({seeds} would decide)"
+    if difference.is_same:
+        return " (equal with every seed)"
+    return f" ({_in_words(difference.further_seeds())} would decide)"
+
+
+def what_would_decide_first(differences: Iterable[Difference]) -> str:
+    """The same of several that are told together: what would decide the one that takes the fewest seeds."""
+    unclear = [each for each in differences if each.p is not None and not each.is_clear and not each.is_same]
+    if len(unclear) < 2:
+        return "".join(map(what_would_decide, unclear))
+    found = [needed for each in unclear if (needed := each.further_seeds()) is not None]
+    return f" ({_in_words(min(found, default=None))} would decide the first of them)"
+
+
+def _in_words(found: int | None) -> str:
+    return f"{_many(None)} further seeds" if found is None else count_of(found, "further seed")

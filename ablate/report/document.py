@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ablate.metrics import METRICS
-from ablate.report import appendix, effects, ladder, pareto, scaling, timing
-from ablate.report.comparison import best, comparisons
+from ablate.report import appendix, budgets, claims, effects, ladder, pareto, scaling, timing, tuning
+from ablate.report.comparison import LOSS, best, comparisons
 from ablate.report.evidence import Evidence, Row, Variant, outcome_of
 from ablate.report.markup import read
 from ablate.stats import summarize
@@ -122,7 +122,11 @@ def _differences(variant: Variant, baseline: Variant) -> dict[str, Any]:
     found = {}
     for name, metric in METRICS.items():
         if metric.noisy and variant.by_seed(name) and baseline.by_seed(name):
-            found[name] = plain(variant.against(baseline, metric))
+            difference = variant.against(baseline, metric)
+            found[name] = plain(difference)
+            if metric is LOSS:  # the others have no table of contrasts
+                reckoned = {"effect": difference.effect, "visible": difference.visible}
+                found[name] |= {**reckoned, "further_seeds": difference.further_seeds()}
             if any(each.is_withheld(metric) for each in (variant, baseline)):
                 found[name]["verdict"] = timing.WITHHELD
     return found
@@ -171,7 +175,10 @@ PARTS: dict[str, Callable[[Evidence], Any]] = {
     "experiment": experiment,
     "metrics": metrics,
     "variants": variants,
+    "claims": claims.data,
     "comparisons": compared,
+    "matched": budgets.data,
+    "tuning": tuning.data,
     "effects": effects.data,
     "ladder": ladder.data,
     "speed_interleaved": timing.data,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ablate.effects import Effect, effects
 from ablate.fractional import in_words
 from ablate.report.comparison import LOSS, UNEQUAL, has_other_budget
+from ablate.report.contrasts import further_seeds, what_would_decide_first
 from ablate.report.drawing import (
     FEW_COLOURS,
     MARKERS,
@@ -24,8 +25,9 @@ from ablate.report.drawing import (
 )
 from ablate.report.evidence import Evidence, Variant
 from ablate.report.hover import name_line
-from ablate.report.text import NOT_MEASURED, count_of, escape, interval, list_of, p_value, plain, table
-from ablate.stats import MOST_REPEATS, Difference, corrected, paired_difference
+from ablate.report.placed import by_budget
+from ablate.report.text import count_of, escape, interval, list_of, p_value, plain, table
+from ablate.stats import Difference, corrected, paired_difference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,10 +51,10 @@ it. Interactions of three and more axes are taken to be nothing."""
 
 @dataclass(frozen=True)
 class Effects:
-    """The effects at one budget (`suffix` of the variants' names; empty where nothing is matched to several)."""
+    """The effects at one budget (without a name where nothing is matched to several)."""
 
     design: Mapping[str, Any]
-    suffix: str
+    budget: str
     variants: Mapping[str, Variant]
     """By the name that a combination has in the design."""
 
@@ -84,14 +86,10 @@ def found(evidence: Evidence) -> list[Effects]:
         return []
     if sum(len(axis["levels"]) > 1 for axis in design["axes"]) < 2:
         return []
-    names = list(dict.fromkeys(cell["variant"] for cell in design["cells"] if cell["variant"]))
-    known = {each.name: each for each in evidence.variants}
-    suffixes = dict.fromkeys(
-        each.removeprefix(name) for name in names if name not in known for each in known if each.startswith(f"{name}@")
-    )
+    names = dict.fromkeys(cell["variant"] for cell in design["cells"] if cell["variant"])
     return [
-        Effects(design, suffix, {n: v for n in names if (v := known.get(n) or known.get(n + suffix)) is not None})
-        for suffix in suffixes or {"": None}
+        Effects(design, budget, {name: variants[name] for name in names if name in variants})
+        for budget, variants in by_budget(evidence)
     ]
 
 
@@ -105,7 +103,7 @@ def sentences(evidence: Evidence) -> Iterator[str]:
     """The effects for the summary, in a sentence for each budget: which are clear, and that the others are not."""
     for told in found(evidence):
         if any(map(_has_loss, told.variants.values())) and len(told.tasks) == 1 and told.estimates:
-            where = f" at equal {escape(told.suffix.removeprefix('@'))}" if told.suffix else ""
+            where = f" at equal {escape(told.budget)}" if told.budget else ""
             yield f"**Effects of the axes**{where}: {_in_short(told)}{_budgets(told, evidence.baseline)}."
 
 
@@ -133,7 +131,8 @@ def _in_short(told: Effects) -> str:
     if unclear:
         main, both = ([each for each in unclear if len(each.axes) == size] for size in (MAIN, INTERACTION))
         counts = [count_of(len(main), "main effect")] * bool(main) + [count_of(len(both), "interaction")] * bool(both)
-        parts.append(f"no clear difference in {' and '.join(counts)}")
+        decided = what_would_decide_first(of for _, of in known)
+        parts.append(f"no clear difference in {' and '.join(counts)}{decided}")
     if untold := len(estimates) - len(known):
         parts.append(f"{count_of(untold, 'effect')} not told")
     fraction = " (of the fraction: each a sum with its aliases)" if "aliases" in told.design else ""
@@ -145,15 +144,11 @@ def _is_of_size(effect: Effect, design: Mapping[str, Any]) -> bool:
     return len(effect.axes) == MAIN and design["axes"][effect.axes[0]]["path"] == SCALE
 
 
-def _told(effect: Effect, difference: Difference, axes: Sequence[Mapping[str, Any]]) -> str:
-    return f"{name_of(effect, axes)} {interval(difference, LOSS)} ({verdict(effect, difference)})"
-
-
 def data(evidence: Evidence) -> list[dict[str, Any]]:
     """The same for machines; a budget is None where variants are not matched to several."""
     return [
         {
-            "budget": told.suffix.removeprefix("@") or None,
+            "budget": told.budget or None,
             "axes": [told.design["axes"][axis]["path"] for axis in effect.axes],
             "levels": list(effect.levels),
             "aliases": [{"sign": sign, "axes": list(axes)} for sign, axes in effect.aliases],
@@ -173,7 +168,7 @@ def _has_loss(variant: Variant) -> bool:
 
 
 def _part(told: Effects) -> str:
-    title = [f"### At equal {escape(told.suffix.removeprefix('@'))}"] if told.suffix else []
+    title = [f"### At equal {escape(told.budget)}"] if told.budget else []
     plan = ["  \n".join(map(escape, in_words(told.design)))] if "aliases" in told.design else []
     if len(told.tasks) > 1:
         return "\n\n".join([*title, *plan, f"The axes change the task ({list_of(sorted(told.tasks))}): no effects."])
@@ -215,7 +210,7 @@ def _row(effect: Effect, difference: Difference, axes: Sequence[Mapping[str, Any
         interval(difference, LOSS),
         p_value(difference.adjusted),
         verdict(effect, difference),
-        _further(difference),
+        further_seeds(difference),
         _averaged(effect),
         str(difference.n),
     ]
@@ -245,13 +240,6 @@ def verdict(effect: Effect, difference: Difference) -> str:
     if difference.is_clear:
         return "one of these interacts" if effect.aliases else "they interact"
     return difference.verdict.replace("difference", "interaction")
-
-
-def _further(difference: Difference) -> str:
-    if difference.p is None or difference.is_clear:
-        return "—" if difference.is_clear else NOT_MEASURED
-    found = difference.further_seeds()
-    return f"over {MOST_REPEATS:,}" if found is None else f"{found:,}"
 
 
 def _averaged(effect: Effect) -> str:
@@ -289,7 +277,7 @@ def plots(evidence: Evidence) -> list[Plot]:
 
 
 def _title(told: Effects) -> str:
-    return f"Interactions at equal {told.suffix[1:]}" if told.suffix else "Interactions of two axes"
+    return f"Interactions at equal {told.budget}" if told.budget else "Interactions of two axes"
 
 
 def _caption(told: Effects, pairs: Sequence[tuple[int, int]]) -> str:
@@ -319,7 +307,8 @@ def _pairs(told: Effects) -> list[tuple[int, int]]:
         if len(effect.axes) == INTERACTION and difference.mean is not None:
             pair = (effect.axes[0], effect.axes[1])
             ranked[pair] = min(_rank(difference), ranked.get(pair, 3.0))
-    return sorted(ranked, key=lambda pair: (ranked[pair], pair))[:MOST_PANELS]
+    drawn = [pair for pair in ranked if means(told, pair)]
+    return sorted(drawn, key=lambda pair: (ranked[pair], pair))[:MOST_PANELS]
 
 
 def means(told: Effects, pair: tuple[int, int]) -> dict[tuple[int, int], float]:
@@ -331,7 +320,8 @@ def means(told: Effects, pair: tuple[int, int]) -> dict[tuple[int, int], float]:
         if (variant := told.variants.get(cell["variant"])) and (values := variant.by_seed(LOSS.column)):
             place = (levels[pair[0]], levels[pair[1]])
             strata.setdefault((*others, *_run(told, levels, pair)), {})[place] = values
-    full = [each for each in strata.values() if len(each) == _points(told, pair)]
+    points = {place for each in strata.values() for place in each}
+    full = [each for each in strata.values() if each.keys() == points]
     seeds = set.intersection(*(set(values) for each in full for values in each.values())) if full else set()
     return {
         place: statistics.fmean(each[place][seed] for each in full for seed in seeds)
@@ -345,11 +335,6 @@ def _run(told: Effects, levels: Sequence[int], pair: tuple[int, int]) -> tuple[i
         return ()
     alike = [c["levels"] for c in told.design["cells"] if all(c["levels"][axis] == levels[axis] for axis in pair)]
     return (alike.index(list(levels)),)
-
-
-def _points(told: Effects, pair: tuple[int, int]) -> int:
-    first, second = (len(told.design["axes"][axis]["levels"]) for axis in pair)
-    return first * second
 
 
 def _draw(told: Effects, pairs: Sequence[tuple[int, int]]) -> Figure:

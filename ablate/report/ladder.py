@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ablate.laws import LEAST_FOR_FLOOR, Law, Order, law, order
+from ablate.metrics import metric_of
 from ablate.report.comparison import LOSS
+from ablate.report.contrasts import what_would_decide, what_would_decide_first
 from ablate.report.drawing import (
     BASELINE_COLOUR,
     FEW_COLOURS,
@@ -24,7 +27,8 @@ from ablate.report.drawing import (
 )
 from ablate.report.evidence import Evidence, Variant
 from ablate.report.hover import leave_out, name_line
-from ablate.report.text import DOES_NOT_APPLY, NOT_MEASURED, count_of, escape, list_of, mean_and_sd, table
+from ablate.report.placed import by_budget
+from ablate.report.text import DOES_NOT_APPLY, NOT_MEASURED, count_of, escape, interval, list_of, mean_and_sd, table
 from ablate.stats import Difference, corrected, finite, paired_difference
 
 if TYPE_CHECKING:
@@ -36,6 +40,7 @@ PASSES = 3
 """Forward passes that a training step costs, forward and backward together."""
 
 BENT = "§"
+_EXPONENT = metric_of("exponent")
 
 INTRO = """Loss as size to the power of e, fitted to each seed's losses at all sizes (least squares of logarithms);
 in brackets the 95 % t interval over seeds, which says nothing of sizes beyond these. Parameters are all that there are;
@@ -113,8 +118,8 @@ def found(evidence: Evidence) -> list[Ladder]:
         if cell["levels"][at] is not None:
             groups.setdefault((*cell["levels"][:at], None, *cell["levels"][at + 1 :]), []).append(cell)
     ladders: dict[tuple[str, ...], Ladder] = {}
-    for levels, cells in groups.items():
-        one = _ladder(levels, cells, axes, at, evidence)
+    for (budget, variants), (levels, cells) in itertools.product(by_budget(evidence), groups.items()):
+        one = _ladder(levels, cells, axes, at, variants, budget)
         ladders.setdefault(tuple(each.name for each in one.rungs.values()), one)  # the same variants are one ladder
     return list(ladders.values())
 
@@ -129,13 +134,13 @@ def _ladder(
     cells: Sequence[Mapping[str, Any]],
     axes: Sequence[Mapping[str, Any]],
     at: int,
-    evidence: Evidence,
+    variants: Mapping[str, Variant],
+    budget: str,
 ) -> Ladder:
-    known = {each.name: each for each in evidence.variants}
     rungs: dict[float, Variant] = {}
     missing: dict[str, int] = {}
     for cell in cells:
-        if (variant := known.get(cell["variant"])) is None:
+        if (variant := variants.get(cell["variant"])) is None:
             why = cell["missing"] or "unknown"
             missing[why] = missing.get(why, 0) + 1
         else:
@@ -145,7 +150,8 @@ def _ladder(
         for axis, level in zip(axes, levels, strict=True)
         if level is not None and level != axis["reference"]
     ]
-    return Ladder(",".join(told) or "baseline", dict(sorted(rungs.items())), missing)
+    name = ",".join(told) + f"@{budget}" * bool(budget) if told else "baseline"
+    return Ladder(name, dict(sorted(rungs.items())), missing)
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------
@@ -216,7 +222,8 @@ def _gain(found: Difference | None) -> str:
     if found is None or found.mean is None:
         return DOES_NOT_APPLY
     words = {"better": "gains with size", "worse": "loses with size"}
-    return f"{_with_interval(found)} {words.get(found.verdict, found.verdict)}"
+    said = words.get(found.verdict, found.verdict) + what_would_decide(found)
+    return f"{interval(found, _EXPONENT)} {said}"
 
 
 def _floor(ladder: Ladder) -> str:
@@ -307,7 +314,8 @@ def _fall(first: Ladder) -> str:
         return f"{escape(first.name)} has losses at fewer than two sizes: no slope"
     bent = " (no power law: do not go beyond these sizes by it)" if _is_bent(fitted) else ""
     sizes, exponent = count_of(fitted.rungs, "size"), _with_interval(fitted.exponent)
-    return f"over {sizes} the loss of {escape(first.name)} goes with parameters to the power of {exponent}{bent}"
+    seeds = f" over {count_of(len(first.seeds), 'seed')}"
+    return f"over {sizes} the loss of {escape(first.name)} goes with parameters to the power of {exponent}{seeds}{bent}"
 
 
 def _gains_in_words(ladders: Sequence[Ladder]) -> str:
@@ -321,7 +329,8 @@ def _gains_in_words(ladders: Sequence[Ladder]) -> str:
         for verdict, word in words
         if (names := [name for name, each in known.items() if each.verdict == verdict])
     ]
-    return "; ".join(told) or "no variant clearly gains or loses on it with size"
+    decided = what_would_decide_first(known.values())
+    return "; ".join(told) or f"no variant clearly gains or loses on it with size{decided}"
 
 
 def _pairs(pairs: Sequence[tuple[str, str]]) -> str:

@@ -235,24 +235,51 @@ def _choices(evidence: Evidence, found: Sequence[Searched]) -> str:
     return table(headers, [_choice(each, paths, numeric) for each in found])
 
 
+def data(evidence: Evidence) -> list[dict[str, Any]]:
+    """The same for machines; an infinite loss, of a training that diverged, is null there."""
+    paths = [path for path in settings(evidence) if _has_sensitivity(evidence, path)]
+    return [
+        {
+            "variant": each.variant.name,
+            "chosen": None if each.chosen is None else each.chosen.point,
+            "edges": each.edges,
+            "sensitivity": {path: each.sensitivity(path) for path in paths},
+            "points": [
+                {"point": p.point, "losses": p.losses, "mean": p.loss, "trials": p.planned} for p in each.points
+            ],
+            **_price(each.rows),
+        }
+        for each in searched(evidence)
+    ]
+
+
+def _price(rows: Sequence[Row]) -> dict[str, float | int | None]:
+    """What trials took."""
+    return {
+        "trials": len(rows),
+        "tokens": sum(int(row["tokens"]) for row in rows if row.get("tokens") is not None),
+        "flops": _flops(rows) or None,
+        "seconds": sum(value for row in rows if (value := finite(row.get("wall_seconds"))) is not None),
+    }
+
+
 def _choice(each: Searched, paths: Sequence[str], numeric: Sequence[str]) -> list[str]:
     chosen = [
         DOES_NOT_APPLY if each.chosen is None else _value(each.chosen.point[path]) + f" {EDGE}" * (path in each.edges)
         for path in paths
     ]
     felt = [each.sensitivity(path) for path in numeric]
-    tokens = sum(int(row["tokens"]) for row in each.rows if row.get("tokens") is not None)
-    seconds = sum(value for row in each.rows if (value := finite(row.get("wall_seconds"))) is not None)
+    price = _price(each.rows)
     return [
         escape(each.variant.name),
         *chosen,
         DOES_NOT_APPLY if each.chosen is None else each.chosen.cell(),
         *(NOT_MEASURED if value is None else f"{value:.4f}" for value in felt),
         f"{len(each.points)}",
-        f"{len(each.rows):,}",
-        f"{tokens:,}",
-        f"{flops:.3g}" if (flops := _flops(each.rows)) else NOT_MEASURED,
-        significant(float(seconds), 3),
+        f"{price['trials']:,}",
+        f"{price['tokens']:,}",
+        f"{price['flops']:.3g}" if price["flops"] else NOT_MEASURED,
+        significant(float(price["seconds"] or 0), 3),
     ]
 
 

@@ -62,9 +62,16 @@ class Difference:
         return None if self.mean is None or self.sd is None else hedges_g(self.mean, self.sd, self.n)
 
     @property
+    def is_same(self) -> bool:
+        """Whether both are equal with every one of several seeds: then no further one is to be expected to differ."""
+        return self.mean == 0 and self.sd == 0
+
+    @property
     def visible(self) -> float | None:
-        """The true difference that so many seeds at this noise find with `POWER`; None where there is no interval."""
-        return None if self.sd is None else smallest_difference(self.sd, self.n, self.level)
+        """The true difference that so many seeds at this noise find with `POWER`; None where they show no noise."""
+        if self.mean is None or self.sd is None or self.sd <= _ROUNDING * abs(self.mean):
+            return None
+        return smallest_difference(self.sd, self.n, self.level)
 
     def further_seeds(self) -> int | None:
         """How many more seeds find a difference as large as this with `POWER`; 0 where it is found already.
