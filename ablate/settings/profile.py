@@ -37,6 +37,11 @@ class DecodeSettings(Settings):
         """Every batch, context and number of new tokens that is measured."""
         return list(product(self.batch, self.context, self.new_tokens))
 
+    @property
+    def timed_cell(self) -> tuple[int, int, int] | None:
+        """The first that has a further token to time, which is what is told of decoding outside of the profile."""
+        return next((cell for cell in self.cells if cell[2] > 1), None)
+
 
 class ProfileSettings(Settings):
     """What is measured beside training."""
