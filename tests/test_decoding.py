@@ -69,6 +69,9 @@ def test_a_number_of_new_tokens_is_a_list_of_one() -> None:
         ({"context": [8], "new_tokens": []}, "'decode.new_tokens': it has too few values", "at least 1"),
         ({"context": [8], "new_tokens": [4, 0]}, "must be at least 1 (it is 0)", "write 1 or more"),
         ({"context": [8], "new_tokens": 0}, "must be at least 1 (it is 0)", "write 1 or more"),
+        ({"context": [8, 4, 8], "new_tokens": 4}, "decode.context has 8 twice", "each number once"),
+        ({"context": [8], "batch": [2, 2], "new_tokens": 4}, "decode.batch has 2 twice", "each number once"),
+        ({"context": [8], "new_tokens": [4, 4]}, "decode.new_tokens has 4 twice", "each number once"),
         ({"context": [8], "new_tokens": "many"}, "a whole number is needed (it is 'many')", "whole number"),
     ],
 )
@@ -122,7 +125,8 @@ def test_all_that_is_told_of_further_tokens_is_of_the_first_cell_that_has_one(ne
     model, scripted = build(settings.model), Scripted()
     scripted.costs(model)
     found = decode.profile(model, settings.profile, "fp32", prompts, scripted.clock, 1e9)
-    assert settings.profile.decode and settings.profile.decode.timed_cell == (2, 8, 3)
+    assert settings.profile.decode
+    assert settings.profile.decode.timed_cell == (2, 8, 3)
     of_cell = {r["metric"]: r["value"] for r in found.rows if (r["batch"], r["context"], r["new_tokens"]) == (2, 8, 3)}
     told = ("decode_tokens_per_second", "decode_seconds_per_token_p50", "decode_bandwidth_share")
     assert [found.columns[name] for name in told] == [of_cell[name] for name in told]
@@ -134,7 +138,8 @@ def test_without_a_further_token_nothing_is_told_of_one() -> None:
     model, scripted = build(settings.model), Scripted()
     scripted.costs(model)
     found = decode.profile(model, settings.profile, "fp32", prompts, scripted.clock, 1e9)
-    assert settings.profile.decode and settings.profile.decode.timed_cell is None
+    assert settings.profile.decode
+    assert settings.profile.decode.timed_cell is None
     assert not {name for name in (*found.columns, *required_columns(settings.profile)) if name.startswith("decode")}
 
 
