@@ -74,9 +74,9 @@ class Rounds:
 
     @cached_property
     def contrasts(self) -> list[tuple[Timing, str]]:
-        """All that is compared with the baseline, each time of each variant."""
+        """All that is compared with the baseline: each time of each variant that some round has of both."""
         others = [name for name in self.members if name != self.baseline]
-        return [(kind, name) for kind in self.timings for name in others]
+        return [(kind, name) for kind in self.timings for name in others if self._pair(kind, name)[0]]
 
     @cached_property
     def _ratios(self) -> dict[tuple[Timing, str], Ratio]:

@@ -149,9 +149,8 @@ def _cells(profile: ProfileSettings) -> dict[str, list[int]]:
     cells = {}
     if profile.prefill:
         cells["prefill"] = [profile.prefill.batch[0], profile.prefill.tokens[0]]
-    further = [each for each in profile.decode.cells if each[2] > 1] if profile.decode else []
-    if further:
-        cells["decode"] = list(further[0])
+    if profile.decode and (timed := profile.decode.timed_cell):
+        cells["decode"] = list(timed)
     return cells
 
 

@@ -18,6 +18,7 @@ from ablate.choice import Faults
 from ablate.model import Transformer, build
 from ablate.profiling import bandwidth, decode, kernels, paths
 from ablate.profiling.clock import Clock
+from ablate.profiling.phase import required_columns
 from ablate.settings import DecodeSettings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -68,6 +69,9 @@ def test_a_number_of_new_tokens_is_a_list_of_one() -> None:
         ({"context": [8], "new_tokens": []}, "'decode.new_tokens': it has too few values", "at least 1"),
         ({"context": [8], "new_tokens": [4, 0]}, "must be at least 1 (it is 0)", "write 1 or more"),
         ({"context": [8], "new_tokens": 0}, "must be at least 1 (it is 0)", "write 1 or more"),
+        ({"context": [8, 4, 8], "new_tokens": 4}, "decode.context has 8 twice", "each number once"),
+        ({"context": [8], "batch": [2, 2], "new_tokens": 4}, "decode.batch has 2 twice", "each number once"),
+        ({"context": [8], "new_tokens": [4, 4]}, "decode.new_tokens has 4 twice", "each number once"),
         ({"context": [8], "new_tokens": "many"}, "a whole number is needed (it is 'many')", "whole number"),
     ],
 )
@@ -112,9 +116,31 @@ def test_one_new_token_has_a_first_and_no_further_ones() -> None:
     alone = {r["metric"] for r in found.rows if r["new_tokens"] == 1}
     assert "time_to_first_token_seconds_p50" in alone
     assert not {name for name in alone if name.startswith("decode")}
-    assert found.columns["decode_bandwidth_share"] is None, "the first cell has none, whatever a later one has"
-    assert any(r["metric"] == "decode_bandwidth_share" for r in found.rows if r["new_tokens"] == 3)
     assert found.columns["time_to_first_token_seconds_p50"] == found.columns["prefill_seconds_p50"]
+
+
+@pytest.mark.parametrize("new_tokens", [[1, 3], [3, 1], [1, 3, 5]])
+def test_all_that_is_told_of_further_tokens_is_of_the_first_cell_that_has_one(new_tokens: list[int]) -> None:
+    settings = to_measure(decode={"batch": [2, 1], "context": [8, 4], "new_tokens": new_tokens}, rounds=1)
+    model, scripted = build(settings.model), Scripted()
+    scripted.costs(model)
+    found = decode.profile(model, settings.profile, "fp32", prompts, scripted.clock, 1e9)
+    assert settings.profile.decode
+    assert settings.profile.decode.timed_cell == (2, 8, 3)
+    of_cell = {r["metric"]: r["value"] for r in found.rows if (r["batch"], r["context"], r["new_tokens"]) == (2, 8, 3)}
+    told = ("decode_tokens_per_second", "decode_seconds_per_token_p50", "decode_bandwidth_share")
+    assert [found.columns[name] for name in told] == [of_cell[name] for name in told]
+    assert set(told[:2]) < set(required_columns(settings.profile))
+
+
+def test_without_a_further_token_nothing_is_told_of_one() -> None:
+    settings = to_measure(decode={"context": [8], "new_tokens": [1]}, rounds=1)
+    model, scripted = build(settings.model), Scripted()
+    scripted.costs(model)
+    found = decode.profile(model, settings.profile, "fp32", prompts, scripted.clock, 1e9)
+    assert settings.profile.decode
+    assert settings.profile.decode.timed_cell is None
+    assert not {name for name in (*found.columns, *required_columns(settings.profile)) if name.startswith("decode")}
 
 
 # --- Bandwidth --------------------------------------------------------------------------------------------------------

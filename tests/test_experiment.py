@@ -372,6 +372,7 @@ def test_what_is_wrong_only_together_is_listed_with_its_reason(
             "profile: {prefill: {tokens: [16, 33]}}",
             "tiny.yaml:5:21: prefill of 33 tokens is more than max_seq_len 32",
         ),
+        ("profile: {prefill: {tokens: [16, 8, 16]}}", "tiny.yaml:5:21: prefill.tokens has 16 twice"),
         (
             "profile: {decode: {context: [16], new_tokens: 17}}",
             "tiny.yaml:5:20: context + new_tokens is 33, more than max_seq_len 32",

@@ -696,6 +696,17 @@ def test_one_round_vouches_for_nothing(plain_text: Any) -> None:
     assert table_rows(section(text, "Speed, interleaved"), "verdict")["a"]["verdict"] == "withheld"
     assert "one round has no interval, so that verdicts are withheld" in text
     assert "**" not in cell(text, "a", "training ↑")
+    told = section(text, "Read with care")
+    assert "(step), so that none is marked as best: it takes two rounds or more in which the baseline" in told
+    assert "doctor --aa" not in told, "no check of the machine stands behind rounds"
+
+
+def test_what_no_round_has_of_a_variant_is_no_contrast(plain_text: Any) -> None:
+    speeds_of = [trial(name, 0, 2.5, train_tokens_per_second=9.0) for name in ("baseline", "a", "b")]
+    timed = {"baseline": [1.0, 1.01, 1.02], "again": [1.01, 1.0, 1.02]}
+    rounds = [*repeats("step", a=[2.0, 2.1, 2.2], b=[1.0] * 3, **timed), *repeats("decode", a=[2.0, 2.1, 2.2], **timed)]
+    text = section(plain_text(results(speeds_of, rounds=rounds)), "Speed, interleaved")
+    assert "Holm over 3 contrasts" in text, "b cannot write, and has two timings less one"
 
 
 def test_without_an_aa_check_no_timing_is_best(plain_text: Any) -> None:
@@ -1026,6 +1037,41 @@ def test_profiles_give_median_and_spread(plain_text: Any) -> None:
     assert "400.0 (5.000)" in section(plain_text(results(rows, profiles=alone)), "Profiles")
 
 
+def test_trials_without_a_spread_of_their_own_have_one_between_them(plain_text: Any) -> None:
+    rows = [trial("baseline", seed, 2.5) for seed in range(3)]
+    cell_of = {"phase": "decode", "batch": 8, "context": 512, "spread": None}
+    measured = {"tokens_per_second": (100.0, 400.0, 900.0), "cache_bytes": (64.0, 64.0, 64.0)}
+    profiles = [
+        {**cell_of, "trial_id": row["trial_id"], "metric": metric, "value": each[row["seed"]]}
+        for metric, each in measured.items()
+        for row in rows
+    ]
+    (table,) = tables_of(section(plain_text(results(rows, profiles=profiles)), "Profiles"))
+    assert table[1] == ["baseline", "8", "512", "400.0 (800.0)", "64", "3"]
+
+
+def test_what_no_trial_has_is_told_where_it_could_have_been(plain_text: Any) -> None:
+    rows = [
+        trial(
+            "baseline", 0, 2.5, train_tokens_per_second=9.0, decode_tokens_per_second=2.0, decode_bandwidth_share=0.5
+        ),
+        trial("a", 0, 2.5, train_tokens_per_second=9.0, mfu=0.1, hfu=0.2),
+    ]
+    (line,) = (each for each in plain_text(results(rows)).splitlines() if each.startswith("- Not measured"))
+    absent = ("model FLOPs utilisation of the data sheet", "energy", "decode energy")
+    doctor = "`python -m ablate doctor` tells what this machine lacks for it"
+    assert line == f"- Not measured: {'; '.join(absent)} ({doctor})"
+    assert "Not measured" not in plain_text(results([trial("baseline", 0, 2.5)])), "nothing of it was asked for"
+
+
+def test_what_was_only_profiled_is_run_again_so(plain_text: Any) -> None:
+    again = "python -m ablate run x.yaml"
+    profiled = [trial("baseline", 0, None, steps=None, train_tokens_per_second=9.0)]
+    assert f"  {again} --only profile\n" in plain_text(results(profiled, command=again))
+    trained = [*profiled, trial("a", 0, 2.5, steps=4)]
+    assert f"  {again}\n" in plain_text(results(trained, command=again))
+
+
 def test_a_profile_of_another_machine_than_the_training_is_told(plain_text: Any) -> None:
     then = {"torch": "2.13.0", "device_name": "Some CPU", "git_commit": "abc"}
     rows = [
@@ -1048,7 +1094,7 @@ def test_times_and_speeds_of_two_trials_tell_the_same(plain_text: Any) -> None:
         for row in rows
     ]
     (table,) = tables_of(section(plain_text(results(rows, profiles=profiles)), "Profiles"))
-    assert table[1] == ["baseline", "1", "512", "4.000", "250.0", "2"]
+    assert table[1] == ["baseline", "1", "512", "4.000 (6.000)", "250.0 (375.0)", "2"]
 
 
 def test_what_went_on_around_a_profile_is_told_too(plain_text: Any) -> None:

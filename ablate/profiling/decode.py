@@ -137,7 +137,7 @@ def profile(
     """Measure every cell of `settings` with a model of that precision whose cache is known to be right.
 
     A model with several ways to read its cache decodes each cell in each of them. Prefill comes first, and the way that
-    the settings choose: the first cell fills the columns.
+    the settings choose: the first cell fills the columns, those of further tokens the first that has one.
     """
     found = Profile()
     model.eval()
@@ -232,10 +232,11 @@ def _decode(runs: list[Generation], batch: int) -> list[Row]:
 
 def _shares(runs: list[Generation], read: int | None, copy_bytes_per_second: float | None) -> list[Row]:
     """A step writes a token of each sequence, so that its time is that per token."""
-    seconds = _per_token(runs)
+    if not (seconds := _per_token(runs)):
+        return []
     shares = [bandwidth.share(read, each, copy_bytes_per_second) for each in seconds]
     known = [each for each in shares if each is not None]
-    value = bandwidth.share(read, median(seconds), copy_bytes_per_second) if seconds else None
+    value = bandwidth.share(read, median(seconds), copy_bytes_per_second)
     return [figure("decode_bandwidth_share", value, spread(known) if known else None)]
 
 

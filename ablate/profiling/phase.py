@@ -96,10 +96,10 @@ class ProfilePhase:
         return next(HeldOut(window, tokens, np.zeros(1, np.int64), self.objective).batches(1))
 
     def _decode_energy(self, model: Transformer, asked: DecodeSettings, clock: Clock) -> float | None:
-        """In the first cell."""
+        """In the cell whose times stand beside it."""
         if self.meter is None:
             return None
-        batch, context, new_tokens = asked.cells[0]
+        batch, context, new_tokens = asked.timed_cell or asked.cells[0]
         return decode_joules_per_token(model, self._prompts(batch, context), new_tokens, self.meter, clock)
 
 
@@ -109,6 +109,5 @@ def required_columns(settings: ProfileSettings) -> list[str]:
     if settings.decode:
         names += ["kv_cache_bytes_measured", "kv_cache_bytes_allocated", "kv_cache_bytes_held"]
         names += ["time_to_first_token_seconds_p50"]
-        further = settings.decode.new_tokens[0] > 1
-        names += ["decode_tokens_per_second", DECODE_SECONDS] if further else []
+        names += ["decode_tokens_per_second", DECODE_SECONDS] if settings.decode.timed_cell else []
     return names

@@ -38,7 +38,8 @@ DEFINITIONS = f"""## What the numbers mean
 - n/a: not measured. —: does not apply. A word such as diverged or OOM: how the trials ended. Only ok trials compete.
 - FLOPs per token: matrix products only, of one forward pass at the training length; causal attention counts
   (T+1)/2 keys a query, experts only where active, the output head is in, lookups are 0.
-- KV cache, bytes per token: the slope of the cache's size at full length; 0 for a state of fixed size.
+- KV cache, bytes per token: the slope of the cache's size at full length; 0 for a state of fixed size, and
+  where nothing is decoded.
 - tokens/s: all tokens of the timed steps divided by the time from the first to the end of the last, with what lies
   between steps; evaluation and compilation are left out. Windows: the same over at least 10 steps on end. Data wait,
   forward, backward and optimizer are parts of a step, which is timed alone.
@@ -55,9 +56,9 @@ DEFINITIONS = f"""## What the numbers mean
   Python stands between compiled parts. Compilation: the time that it took, before the timed steps; parts that an
   earlier trial compiled come out of torch's cache in less. Kernels in training are those of the compiled step;
   evaluation, decoding, counted FLOPs and the split of memory are of the model as it is written, compiled or not.
-- peak allocated, peak reserved: what tensors held, what the allocator held. device used: the most that NVML saw in
-  use on this device, by anybody, while the trial trained; of a slice of a device, or without NVML, what the driver
-  said after training. peak RSS: the largest resident memory of the trial's own process, from the start of its set-up:
+- peak allocated, peak reserved: what tensors held on a GPU, what its allocator held. device used: the most that NVML
+  saw in use of a GPU, by anybody, while the trial trained; of a slice of one, or without NVML, what the driver said
+  after training. peak RSS: the largest resident memory of the trial's own process, from the start of its set-up:
   its gates, evaluation and all that it measures are in it.
 - peak of live tensors: the most bytes that tensors held at once in a training step after training, as operators end.
   Activations: what its forward pass left for the backward pass, logits and loss among it.
@@ -71,6 +72,8 @@ DEFINITIONS = f"""## What the numbers mean
 - model FLOPs utilisation (MFU): three times the FLOPs per token, by tokens/s, of the matmul peak that was measured on
   this device with the same threads and precision; of the data sheet: of the dense peak that the maker promises.
   hardware FLOPs utilisation (HFU): the same of the FLOPs that were executed, with what is computed twice.
+- prefill and decoding, outside of the profile: of the first batch and the first length that the file has; of a further
+  token, with the first number of new tokens that has one.
 - first token: reading the prompt, measured in each cell of decoding anew. decode: the time of the n - 1 further tokens
   by n - 1. path: an attention that can read its cache in several ways is measured in each; outside of the profile the
   figures are those of the way that its settings choose.
@@ -201,8 +204,9 @@ def _figure(rows: Sequence[Row]) -> dict[str, float]:
     spreads = [spread for row in rows if (spread := finite(row["spread"])) is not None]
     if not values:
         return {}
-    between = {"spread": max(_median(spreads), max(values) - min(values))} if spreads else {}
-    return {"median": _median(values), **between, "n": len(values)}
+    between = max(values) - min(values)
+    told = {"spread": max(_median(spreads or [0.0]), between)} if spreads or between else {}
+    return {"median": _median(values), **told, "n": len(values)}
 
 
 def _median(values: Sequence[float]) -> float:

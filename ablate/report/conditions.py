@@ -47,6 +47,11 @@ SAME_WORDS_FOR_ALL: Mapping[str, Callable[[Row], str | None]] = {
     "form of the optimizer": executed.optimizer,
     "compilation of training steps": executed.compilation,
 }
+# What a speed is turned into where the device's peaks and counters are known, by the speed.
+MADE_OF = {
+    "train_tokens_per_second": ("mfu", "hfu", "mfu_datasheet", "energy_joules_per_token"),
+    "decode_tokens_per_second": ("decode_bandwidth_share", "decode_energy_joules_per_token"),
+}
 RECIPE = ("train.lr", "train.warmup_steps")
 OTHER_LOAD = 0.5  # from so many busy cores on, speeds are those of a busy machine
 UNLIKE_COMPANY = 0.3  # from this difference in trials at once on, speeds are not measured alike
@@ -58,9 +63,8 @@ UNLIKE_COMPANY = 0.3  # from this difference in trials at once on, speeds are no
 def what_ran(evidence: Evidence, links: Mapping[str, str]) -> str:
     """Counts, seeds, recipe, data, machine and how to run it again."""
     lines = [f"- {label}: {text}" for label, text in _facts(evidence) if text]
-    command = evidence.experiment.get("command")
-    if command:
-        lines.append(f"- Run again:\n\n  ```sh\n  {plain(command)}\n  ```")
+    if evidence.command:
+        lines.append(f"- Run again:\n\n  ```sh\n  {plain(evidence.command)}\n  ```")
     if links:
         listed = ", ".join(f"[{escape(label)}](<{_target(url)}>)" for label, url in links.items())
         lines.append(f"- MLflow (start `python -m ablate ui` first): {listed}")
@@ -80,6 +84,7 @@ def _facts(evidence: Evidence) -> Iterator[tuple[str, str]]:
     yield "Machine", _machine(document.get("machine") or {}, evidence)
     yield "Software", _software(evidence)
     yield "Time", _time(evidence)
+    yield "Not measured", _unmeasured(evidence)
     yield "Ignored files", "; ".join(escape(each) for each in evidence.results.skipped)
 
 
@@ -161,6 +166,18 @@ def _time(evidence: Evidence) -> str:
     known = [finite(row.get("wall_seconds")) for _, row in evidence.rows]
     seconds = sum(each for each in known if each is not None)
     return f"{significant(float(seconds), 3)} s in all trials together" if seconds else ""
+
+
+def _unmeasured(evidence: Evidence) -> str:
+    """What no trial has although all have what it is made of: this machine could not, or not then."""
+    absent = [
+        escape(METRICS[name].label)
+        for base, names in MADE_OF.items()
+        for name in names
+        if evidence.range_of(base) and not evidence.range_of(name)
+    ]
+    why = "`python -m ablate doctor` tells what this machine lacks for it"
+    return f"{'; '.join(absent)} ({why})" if absent else ""
 
 
 def _target(url: str) -> str:
@@ -352,7 +369,12 @@ def _withheld_timings(evidence: Evidence) -> Iterator[str]:
         )
     if "coarse" in found:
         yield _coarse(evidence.rounds, found["coarse"])
-    if "unknown" in found:
+    if "unknown" in found and evidence.rounds.rows:
+        yield (
+            f"No A/A check stands behind times and speeds ({found['unknown']}), so that none is marked as best: it "
+            "takes two rounds or more in which the baseline was timed twice, `profile: {repeats: n}`."
+        )
+    elif "unknown" in found:
         yield (
             f"No A/A check stands behind times and speeds ({found['unknown']}), so that none is marked as best: "
             "ask for `profile: {repeats: n}`; for training alone `python -m ablate doctor --aa` before a run with "

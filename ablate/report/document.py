@@ -65,7 +65,8 @@ def plain(value: Any) -> Any:
 def experiment(evidence: Evidence) -> dict[str, Any]:
     """What was asked, of what, and how far it is."""
     document = evidence.experiment
-    told = {name: document[name] for name in SAID_OF_THE_EXPERIMENT if document.get(name) is not None}
+    known = {**document, "command": evidence.command}
+    told = {name: known[name] for name in SAID_OF_THE_EXPERIMENT if known.get(name) is not None}
     return {
         "name": document.get("name") or evidence.results.folder.name,
         **told,

@@ -154,6 +154,12 @@ class Evidence:
         """The document that describes the experiment; empty where there is none."""
         return self.results.experiment
 
+    @property
+    def command(self) -> str | None:
+        """What runs it again: of what was only profiled no more than that."""
+        told: str | None = self.experiment.get("command") or None
+        return f"{told} --only profile" if told and without_training(self.variants) else told
+
     @cached_property
     def baseline(self) -> Variant | None:
         """The baseline, where the experiment still has one."""

@@ -37,6 +37,11 @@ class DecodeSettings(Settings):
         """Every batch, context and number of new tokens that is measured."""
         return list(product(self.batch, self.context, self.new_tokens))
 
+    @property
+    def timed_cell(self) -> tuple[int, int, int] | None:
+        """The first that has a further token to time, which is what is told of decoding outside of the profile."""
+        return next((cell for cell in self.cells if cell[2] > 1), None)
+
 
 class ProfileSettings(Settings):
     """What is measured beside training."""
@@ -55,8 +60,8 @@ class ProfileSettings(Settings):
     max_batch: bool = Field(False, description="whether the largest batch and sequence are sought that training fits")
 
     def faults(self, max_seq_len: int) -> list[SettingsError]:
-        """Lengths beyond what the model can take, and too few to see a growth."""
-        found = []
+        """Lengths beyond what the model can take, too few to see a growth, and what would be measured twice."""
+        found = [*self._doubled()]
         for tokens in self.prefill.tokens if self.prefill else []:
             if tokens > max_seq_len:
                 message = f"prefill of {tokens} tokens is more than max_seq_len {max_seq_len}"
@@ -68,6 +73,13 @@ class ProfileSettings(Settings):
                 cure = f"raise max_seq_len, or lower context {context} or new_tokens {new_tokens}"
                 found.append(SettingsError(("decode", "context"), message, cure))
         return [*found, *self._length_faults(max_seq_len)]
+
+    def _doubled(self) -> Iterator[SettingsError]:
+        """A cell that is there twice would pass for one of twice as many trials."""
+        for part, cells in (("prefill", self.prefill), ("decode", self.decode)):
+            for name, values in cells or ():
+                if again := next((each for place, each in enumerate(values) if each in values[:place]), None):
+                    yield SettingsError((part, name), f"{part}.{name} has {again} twice", "give each number once")
 
     def _length_faults(self, max_seq_len: int) -> Iterator[SettingsError]:
         for place, length in enumerate(self.lengths):
