@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ablate import registry
+from ablate.building import model_settings
 from ablate.document import FileFaults
 from ablate.experiment import Experiment
 from ablate.settings import resolved, typed
@@ -655,6 +658,23 @@ def test_of_the_rules_for_layers_the_last_wins(layers: str, kinds: str, expand: 
     model = expand(f"variants: {{x: {{n_layers: 4, layers: {layers}}}}}").variants[1].settings.model
     found = [model.stacks[-1].layer(i).feed_forward.name for i in range(4)]
     assert found == [{"d": "swiglu", "m": "moe"}[kind] for kind in kinds]
+
+
+def _rules() -> st.SearchStrategy[dict[str, Any]]:
+    number, choice = st.integers(1, 7), st.sampled_from(["gelu", "moe", "relu"])
+    places = st.fixed_dictionaries({}, optional={"every": number, "first": number, "at": st.lists(number, min_size=1)})
+    return st.builds(lambda place, name: {**place, "feed_forward": name}, places.filter(bool), choice)
+
+
+@given(st.lists(_rules(), max_size=3), st.integers(7, 9))
+def test_different_layers_are_counted_as_they_come_one_by_one(rules: list[dict[str, Any]], n_layers: int) -> None:
+    raw = {"d_model": 16, "n_layers": n_layers, "n_heads": 2, "layers": rules, "vocab_size": 9}
+    stack = model_settings(raw).stacks[-1]
+    found = [layer for layer, times in stack.distinct_layers() for _ in range(times)]
+    name = operator.attrgetter("feed_forward.name")
+    assert Counter(map(name, found)) == Counter(map(name, stack.layers))
+    first = dict.fromkeys(map(name, stack.layers))
+    assert [name(layer) for layer, _ in stack.distinct_layers()] == list(first)
 
 
 def test_merges_in_the_file_are_told_where_they_stand(refused: Refused, expand: Expand) -> None:

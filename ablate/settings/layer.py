@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Self
 
 from pydantic import Field, SerializeAsAny, model_validator
@@ -23,6 +23,10 @@ CROSS = "cross_attention"
 
 SLOT_OF = {place: place for place in LAYER_SLOTS} | {CROSS: "attention"}
 """The places of a layer, and the slot that each is filled from."""
+
+
+Place = tuple[int | None, int | None, Collection[int]]
+"""Which layers a rule is for: its `every`, `first` and `at`."""
 
 
 class LayerRule(Settings):
@@ -50,9 +54,19 @@ class LayerRule(Settings):
 
     def applies(self, layer: int) -> bool:
         """Whether the rule is for layer `layer`, counted from 0."""
-        by_step = self.every is not None and (layer + 1) % self.every == 0
-        at_start = self.first is not None and layer < self.first
-        return by_step or at_start or layer + 1 in (self.at or ())
+        return applies((self.every, self.first, self.at or ()), layer)
+
+    @property
+    def place(self) -> Place:
+        """Which layers it is for, as something that can be looked up."""
+        return self.every, self.first, frozenset(self.at or ())
+
+
+def applies(place: Place, layer: int) -> bool:
+    """Whether layer `layer`, counted from 0, is among those that a rule is for."""
+    every, first, at = place
+    by_step = every is not None and (layer + 1) % every == 0
+    return by_step or (first is not None and layer < first) or layer + 1 in at
 
 
 def without_cross(rules: Sequence[LayerRule]) -> list[LayerRule]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from ablate.choice import Shape
 from ablate.position import PositionChoice
-from ablate.settings.layer import LAYER_SLOTS, LayerRule, LayerSettings
+from ablate.settings.layer import LAYER_SLOTS, LayerRule, LayerSettings, Place, applies
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,11 @@ class StackSettings:
         """The different layers, each with how often it occurs."""
         if not self.rules:
             return [(self.usual, self.shape.n_layers)]
-        found: dict[tuple[bool, ...], int] = {}
-        times: Counter[tuple[bool, ...]] = Counter()
-        for index in range(self.shape.n_layers):
-            kind = tuple(rule.applies(index) for rule in self.rules)
-            found.setdefault(kind, index)
-            times[kind] += 1
         merged: list[tuple[LayerSettings, int]] = []
-        for kind, index in found.items():
+        for index, times in _kinds(self.shape.n_layers, tuple(rule.place for rule in self.rules)):
             layer = self.layer(index)
             same = next((i for i, (known, _) in enumerate(merged) if known == layer), len(merged))
-            merged[same:] = [(layer, times[kind] + (merged[same][1] if same < len(merged) else 0)), *merged[same + 1 :]]
+            merged[same:] = [(layer, times + (merged[same][1] if same < len(merged) else 0)), *merged[same + 1 :]]
         return merged
 
     def rules_by_layer(self) -> list[LayerRule]:
@@ -100,3 +95,11 @@ class Scheme:
     choice: PositionChoice
     shape: Shape
     rotary_dim: int
+
+
+@lru_cache(maxsize=64)
+def _kinds(n_layers: int, places: tuple[Place, ...]) -> list[tuple[int, int]]:
+    """The first layer that each set of rules is for, and how many it is for: asked often, of a thousand layers too."""
+    kinds = [tuple(applies(place, index) for place in places) for index in range(n_layers)]
+    first = {kind: index for index, kind in reversed(list(enumerate(kinds)))}
+    return [(first[kind], times) for kind, times in Counter(kinds).items()]
