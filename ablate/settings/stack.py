@@ -99,7 +99,7 @@ class Scheme:
 
 @lru_cache(maxsize=64)
 def _kinds(n_layers: int, places: tuple[Place, ...]) -> list[tuple[int, int]]:
-    """The first layer that each set of rules is for, and how many it is for: asked often, of a thousand layers too."""
+    """A layer that each set of rules is for, and how many it is for: asked often, of a thousand layers too."""
     kinds = [tuple(applies(place, index) for place in places) for index in range(n_layers)]
-    first = {kind: index for index, kind in reversed(list(enumerate(kinds)))}
-    return [(first[kind], times) for kind, times in Counter(kinds).items()]
+    one = {kind: index for index, kind in enumerate(kinds)}
+    return [(one[kind], times) for kind, times in Counter(kinds).items()]
