@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from ablate.experiment import Experiment
     from ablate.machine import Resources
-    from ablate.plan import VariantPlan
     from ablate.tracking import SyncResult
     from ablate.tuning import Tuning
     from ablate.variant import Trial
@@ -56,7 +55,7 @@ def plan_facts(wanted: Wanted) -> dict[str, Any]:
         "variants": [each.facts() for each in plans],
         "invalid": [{"variant": each.name, "reason": each.reason} for each in experiment.invalid],
         "of_other_threads": of_other_threads(experiment, store, resources),
-        "claims": _claims(experiment, plans, resources, store),
+        "claims": _claims(experiment, search, resources, store),
         "same": experiment.same,
         "plug_ins": experiment.plug_ins(),
         "plug_in_files": {name: plug_in.files_of(name) for name in experiment.plug_ins()},
@@ -98,20 +97,20 @@ def status(wanted: Wanted) -> dict[str, Any]:
             if row["status"] != "ok"
         ],
         "of_other_threads": of_other_threads(experiment, store, resources),
-        "claims": _claims(experiment, plans, resources, store),
+        "claims": _claims(experiment, search, resources, store),
     }
 
 
-def _claims(
-    experiment: Experiment, plans: list[VariantPlan], resources: Resources, store: Store
-) -> list[dict[str, Any]]:
+def _claims(experiment: Experiment, search: Tuning | None, resources: Resources, store: Store) -> list[dict[str, Any]]:
     """The file's claims, judged by what is stored of its present variants; what is exact is known before."""
     from ablate import plan, rounds
 
     if not experiment.claims:
         return []
     where = {"device": resources.device, "threads": resources.threads}
-    document = plan.document(experiment, plans, where, command="")
+    experiment = search.tuned() if search else experiment
+    document = plan.document(experiment, plan.plan(experiment, timed=False), where, command="")
+    document = search.added_to(document) if search else document
     if timed := rounds.of_experiment(experiment, store, resources):
         document["timing"] = timed.document()
     results = store.load(document) if is_store(store.folder) else nothing_stored(document)

@@ -284,16 +284,18 @@ class Leases:
         stopped: Callable[[], bool] = lambda: False,
         told: Callable[[str], None] = lambda holder: None,
     ) -> Lease | None:
-        """The lease, as soon as it is to be had; None where it is `stopped` before. Who has it is told once."""
+        """The lease, as soon as it is to be had; None where it is `stopped` while another has it. Who has it is told
+        once.
+        """
         heard = None
-        while not stopped():
-            if lease := self.take(name, what):
-                return lease
+        while (lease := self.take(name, what)) is None:
+            if stopped():
+                return None
             if (holder := self.holder(name)) != heard:
                 heard = holder
                 told(holder)
             time.sleep(_POLL_SECONDS)
-        return None
+        return lease
 
     def tidy(self) -> None:
         """Remove those whose process is known to have ended."""

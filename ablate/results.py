@@ -127,14 +127,16 @@ def _as_named_now(trials: pd.DataFrame, experiment: Mapping[str, Any]) -> pd.Dat
 
 
 def tuning_places(experiment: Mapping[str, Any]) -> dict[str, tuple[int, int, int]]:
-    """tuning trial id -> (its variant's place among those that are tuned, its point's place, seed)."""
+    """tuning trial id -> (its variant's place among those that are tuned, its point's place, seed): the first of a
+    point that a sampler has drawn again.
+    """
     variants = (experiment.get("tuning") or {}).get("variants", {})
-    return {
-        trial_id: (place, number, int(seed))
-        for place, each in enumerate(variants.values())
-        for number, point in enumerate(each.get("points", []))
-        for seed, trial_id in point.get("trials", {}).items()
-    }
+    found: dict[str, tuple[int, int, int]] = {}
+    for place, each in enumerate(variants.values()):
+        for number, point in enumerate(each.get("points", [])):
+            for seed, trial_id in point.get("trials", {}).items():
+                found.setdefault(trial_id, (place, number, int(seed)))
+    return found
 
 
 def _tuning_of(trials: pd.DataFrame, experiment: Mapping[str, Any]) -> pd.DataFrame:

@@ -254,6 +254,8 @@ class Run:
         return any(row["status"] != "ok" for row in stored)
 
     def _contrast(self, received: Sequence[int] = ()) -> Contrast | None:
+        if self.experiment.baseline.is_for_tuning:
+            return None  # which variants are timed is not for their search to say
         found = rounds.of_experiment(self.experiment, self.store, self.resources)
         noted = found.document() if found else None
         with present(self.leases, received):
@@ -302,8 +304,12 @@ class Run:
     def _await(self, name: str, what: str, received: list[int]) -> Lease | None:
         """The lease on something that only one run does at a time; None where a signal came before."""
 
-        held = self.leases.wait(
-            name, what, lambda: bool(received), lambda holder: self._tell_of_others(f"{what} ({holder})")
+        held = (
+            None
+            if received
+            else self.leases.wait(
+                name, what, lambda: bool(received), lambda holder: self._tell_of_others(f"{what} ({holder})")
+            )
         )
         self._tell_of_others("")
         return held

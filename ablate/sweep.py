@@ -145,6 +145,8 @@ class _Sweep:
         """
         again = self.wanted.retry_failed
         while (search := self._search()) is not None:
+            if self.wanted.only == "profile":
+                return search
             queue = search.left(retry_failed=again)
             if not queue and search.is_over:
                 return search
@@ -153,7 +155,7 @@ class _Sweep:
             failed = self._search_on(search, queue, again, console, held)
             again = False
             self.is_stopped = failed and self.wanted.fail_fast
-            if self.received or self.is_stopped or search.left(retry_failed=False):
+            if self.received or self.is_stopped or _were_in_vain(queue, search.left(retry_failed=False)):
                 return self._search()
         return None
 
@@ -204,6 +206,7 @@ class _Sweep:
         said = search.choices() if search else []
         others = of_other_threads(self.experiment, self.store, self.resources)
         self._say(console, [*said, opening, *([others] if others else []), *_done_again(self.store, self.trials)])
+        self._mirror_chosen(queue)
         self._open_mirror(held, new=bool(queue or rounds_left))
         with progress:
             running.carry_out(queue, self.received)
@@ -219,6 +222,15 @@ class _Sweep:
             behind = _names_of_trials(self.store) != self.names
             self.mirror = _mirror(self.wanted, self.store, lambda: bool(self.received), new=new, behind=behind)
             held.enter_context(self.mirror or nullcontext())
+
+    def _mirror_chosen(self, queue: list[Task]) -> None:
+        """A mirror that was opened while settings were tuned took what is stored of the trials that this led to for
+        no part of the experiment.
+        """
+        if self.mirror:
+            to_run = {task.trial.trial_id for task in queue}
+            for trial_id in [each.trial_id for each in self.trials if each.trial_id not in to_run]:
+                self.mirror.mirror(trial_id)
 
     def _make_ready(self, trials: list[Trial], queue: list[Task]) -> None:
         """Tidy up what older runs left. Raises `FileFaults` where what is to be done could not be stored."""
@@ -263,13 +275,15 @@ class _Sweep:
 
     def _note(self) -> None:
         """Store what the experiment is now, by what is stored at this moment: another run may have ended its search."""
-        from ablate import machine, plan
+        from ablate import machine, plan, rounds
 
         search, experiment, plans = self._search(), self.experiment, self.plans
         if search and search.is_over:
             experiment = search.tuned()
             plans = plan.plan(experiment, timed=False)
         document = plan.document(experiment, plans, machine.facts(self.resources), self.wanted.command())
+        if timed := rounds.of_experiment(experiment, self.store, self.resources):
+            document["timing"] = timed.document()
         self.store.write_experiment(search.added_to(document) if search else document)
 
     def _report(self) -> tuple[Path | None, list[str]]:
@@ -332,6 +346,13 @@ def _done_again(store: Store, trials: Sequence[Trial]) -> list[str]:
             if kind == "repeats" or Path(name).stem in ids or name in ("", COMPACTED):
                 lines.append(f"{told(kind, name, fault)}; what it held is done again where it is missing")
     return lines
+
+
+def _were_in_vain(queue: Sequence[Task], left: Sequence[Task]) -> bool:
+    """Whether something is left that was just to be done. What is left beside it another run has begun anew, and given
+    up, while this one was at work.
+    """
+    return not {task.trial.trial_id for task in queue}.isdisjoint(task.trial.trial_id for task in left)
 
 
 def _statuses(store: Store, trials: Sequence[Trial]) -> Counter[str]:

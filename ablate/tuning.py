@@ -91,8 +91,9 @@ class Tuning:
         return found
 
     def left(self, *, retry_failed: bool) -> list[Task]:
-        """What is to be done of the points that are decided by now."""
-        return tasks(self.trials, self.store, retry_failed=retry_failed, only="train")
+        """What is to be done of the points that are decided by now; a sampler may have drawn one of them twice."""
+        trials = {trial.trial_id: trial for trial in self.trials}
+        return tasks(list(trials.values()), self.store, retry_failed=retry_failed, only="train")
 
     def tried(self) -> Experiment:
         """The experiment of the search: the variants at their points."""

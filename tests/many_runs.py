@@ -2,7 +2,8 @@
 
 It reads a line of JSON for each: where, the arguments, and how the fakes behave; and answers with the process's number.
 Asked to `wait` for one, it answers with the exit status. A fake job takes its time and leaves a line in `did`, and a
-file in `at_it` while it is at work, which must not be there when another begins with the same.
+file in `at_it` while it is at work, which must not be there when another begins with the same. The job that comes after
+as many as `stuck_after` says has no end.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ class FakeChild:
         self.job, self.process, self.began = job, self, time.monotonic()
         self.what = Path(job.log).stem + (f"-{job.seed}" if isinstance(job, TimingJob) else "")
         place = "timing" if isinstance(job, TimingJob) else self.what
+        SPEC["begun"] = SPEC.get("begun", 0) + 1
+        is_stuck = SPEC["begun"] > SPEC.get("stuck_after", math.inf)
+        self.seconds = math.inf if is_stuck else SPEC.get("seconds", 0.05)
         self.at_it = begin(place)
         self.columns: dict[str, Any] = {"steps": 4, "train_loss": float(os.getpid())}
         if getattr(job, "for_tuning", False):
@@ -52,7 +56,7 @@ class FakeChild:
         self.outcome: Ending = ("diverged", "train", "step 1") if fails else ("ok", None, None)
 
     def is_alive(self) -> bool:
-        return time.monotonic() - self.began < SPEC.get("seconds", 0.05)
+        return time.monotonic() - self.began < self.seconds
 
     def waitables(self) -> list[Any]:
         return []
@@ -73,7 +77,7 @@ class FakeChild:
         self.phase = "profile"  # in which nothing is waited for
 
     def interrupt(self, reason: str) -> None:
-        self.outcome = ("interrupted", self.phase, reason)
+        self.outcome = ("interrupted", "train", reason)
 
     def end(self) -> Ending:
         while isinstance(self.job, TimingJob) and self.is_alive():

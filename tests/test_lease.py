@@ -410,6 +410,7 @@ def test_waiting_tells_once_for_whom_and_ends_when_stopped(tmp_path: Path) -> No
     assert told == [str(held.holder)]
     threading.Timer(0.3, held.release).start()
     assert Leases(tmp_path).wait("a1")
+    assert Leases(tmp_path).wait("b1", stopped=lambda: True), "what is free needs no waiting"
 
 
 def test_what_those_who_are_gone_held_is_tidied_away(tmp_path: Path) -> None:

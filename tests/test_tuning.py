@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from conftest import Expand, Refused, Write
 
 import ablate
-from ablate import search
+from ablate import search, sweep
 from ablate.cli import main
 from ablate.data import Corpus
 from ablate.experiment import Experiment
@@ -461,6 +461,7 @@ def test_a_run_tunes_chooses_and_goes_on_wherever_it_was_cut(tmp_path: Path, mon
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep, "_mirror", lambda *_, **__: None)
     Path("tiny.yaml").write_text(WHOLE, encoding="utf-8")
     return tmp_path
 
@@ -505,6 +506,144 @@ def test_what_another_run_has_tuned_meanwhile_is_what_is_noted(here: Path, monke
     stored = Store(here / "results/tiny").experiment()
     assert stored["tuning"]["is_over"]
     assert all(each["trials"] for each in stored["variants"])
+
+
+def _rows(run: Run, tasks: list[Task], status: str = "ok", **columns: Any) -> None:
+    for task in tasks:
+        trial = task.trial
+        row = {"trial_id": trial.trial_id, "variant": trial.variant.name, "seed": trial.seed, "status": status}
+        row |= {"is_for_tuning": trial.variant.is_for_tuning, "profile_id": trial.profile_id}
+        run.store.write_trial(row | {"steps": 4, "val_loss": 1.0, "attempts": task.attempt} | columns, {}, {})
+
+
+WORDS = ("--set", "tune={train.schedule: [constant, linear], seeds: 1}")
+
+
+def test_what_another_run_gives_up_after_it_was_done_is_gone_on_with(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run tries again what failed here, and is interrupted, while this one does what is left."""
+    queues: list[list[Task]] = []
+    monkeypatch.setattr(Run, "carry_out", lambda self, queue, _: _rows(self, queue[:1], "crashed"))
+    _invoke("run", *WORDS)
+    (failed,) = Store(here / "results/tiny").look("trials").tables
+    monkeypatch.setattr(Run, "carry_out", lambda self, queue, _: _gives_up(self, queue, queues, failed))
+    done = _invoke("run", *WORDS)
+    assert [failed] in [[task.trial.trial_id for task in queue] for queue in queues], done.output
+    assert "tuning: 4 ok; 2 ok" in done.output
+    assert done.exit_code == 0
+
+
+def _gives_up(self: Run, queue: list[Task], queues: list[list[Task]], failed: str) -> None:
+    _rows(self, queue)
+    if not queues:
+        others = next(t for t in self.experiment.trials("cpu", 1) if t.trial_id == failed)
+        _rows(self, [Task(others, None, ("train",))], "interrupted", phase="train")
+    queues.append(queue)
+
+
+def test_what_was_just_done_in_vain_is_not_done_for_ever(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queues: list[list[Task]] = []
+
+    def stopped(self: Run, queue: list[Task], received: list[int]) -> None:
+        queues.append(queue)
+        _rows(self, queue, "interrupted", phase="train")
+
+    monkeypatch.setattr(Run, "carry_out", stopped)
+    assert _invoke("run", *WORDS).exit_code == 1
+    assert len(queues) == 1
+
+
+def test_a_profile_alone_tunes_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a tuning trial failed, and what failed is to be done again."""
+    queues: list[list[Task]] = []
+
+    def first(self: Run, queue: list[Task], received: list[int]) -> None:
+        queues.append(queue)
+        _rows(self, queue[:1], "crashed")
+        _rows(self, queue[1:])
+
+    monkeypatch.setattr(Run, "carry_out", first)
+    _invoke("run", *WORDS, "--only", "train")
+    queues.clear()
+    _invoke("run", *WORDS, "--only", "profile", "--retry-failed")
+    assert [task.trial.variant.is_for_tuning for queue in queues for task in queue] == [False]
+
+
+class _Told:
+    """What a mirror is told."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+
+    def mirror(self, trial_id: str) -> None:
+        self.ids.append(trial_id)
+
+    def attach(self, folder: Path) -> None:
+        pass
+
+    def __enter__(self) -> _Told:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_mlflow_learns_that_what_is_stored_is_what_tuning_led_to(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it was not known, the runs of these trials were marked as no part of the experiment."""
+    monkeypatch.setattr(Run, "carry_out", lambda self, queue, _: _rows(self, queue))
+    _invoke("run", "--set", "train.schedule=constant", "--set", "tune={train.lr: [0.1, 0.2], seeds: 1}")
+    told = _Told()
+    monkeypatch.setattr(sweep, "_mirror", lambda *_, **__: told)
+    Store(here / "results/tiny").write_experiment({"variants": [], "invalid": []})
+    for path in (here / "results/tiny/trials").iterdir():
+        if Store(here / "results/tiny").trial(path.stem)["is_for_tuning"]:  # type: ignore[index]
+            path.unlink()
+    done = _invoke("run", "--set", "train.schedule=constant", "--set", "tune={train.lr: [0.1, 0.2], seeds: 1}")
+    assert "nothing to train" in done.output, done.output
+    assert told.ids == [*ablate.load("results/tiny").trials["trial_id"]]
+
+
+def test_a_run_that_stops_while_tuning_keeps_which_variants_are_timed(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = (*WORDS, "--set", "profile={repeats: 2, decode: null}")
+
+    def fails(self: Run, queue: list[Task], received: list[int]) -> None:
+        is_tuning = queue[0].trial.variant.is_for_tuning
+        _rows(self, queue[:1], "crashed" if is_tuning else "ok")
+        _rows(self, queue[1:])
+        self.failed = is_tuning
+        self._contrast()
+
+    monkeypatch.setattr(Run, "carry_out", fails)
+    _invoke("run", *timed)
+    before = Store(here / "results/tiny").experiment()["timing"]
+    done = _invoke("run", *timed, "--retry-failed", "--fail-fast")
+    assert "1 crashed" in done.output, done.output
+    assert Store(here / "results/tiny").experiment()["timing"] == before
+
+
+def test_status_judges_claims_by_what_was_chosen(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claims = ("--set", "claims=[baseline.val_loss < 5]", "--set", "seeds=4")
+    monkeypatch.setattr(Run, "carry_out", lambda self, queue, _: _rows(self, queue))
+    _invoke("run", *WORDS, *claims)
+    status = json.loads(_invoke("status", *WORDS, *claims, "--json").output)
+    plans = json.loads(_invoke("plan", *WORDS, *claims, "--json").output)
+    assert [each["verdict"] for each in (*status["claims"], *plans["claims"])] == ["supported"] * 2
+
+
+def test_a_point_that_is_drawn_again_is_tried_once(expand: Expand, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    experiment = expand("tune: {train.lr: [0.01, 0.1], sampler: random, trials: 6, seeds: 1}")
+    begun = tuning(experiment, Store(tmp_path / "none", create=True), "cpu", 1)
+    assert begun is not None
+    assert len(begun.left(retry_failed=False)) == 2
+    found = _store(tmp_path, experiment, {"0.01": 2.0, "0.1": 3.0})
+    assert found.is_over
+    found.store.write_experiment({"variants": [{"name": "baseline", "trials": {}}], "tuning": found.document()})
+    loaded = ablate.load(tmp_path).tuning
+    assert list(loaded[loaded["is_chosen"]]["train.lr"]) == [0.01]
 
 
 # --- The report -------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ from click.testing import CliRunner
 
 import ablate
 from ablate.cli import main
+from ablate.experiment import Experiment
 from ablate.lease import Holder
 from ablate.results import Store
 
@@ -280,6 +282,71 @@ def test_of_many_runs_each_tuning_trial_is_run_by_one(folder: Folder) -> None:
     tuned(folder, ended([folder.start(*PARALLEL) for _ in range(4)]))
     assert set(folder.did().values()) == {1}
     assert len(folder.did()) == 12
+
+
+def is_at_work(folder: Folder, run: OneRun) -> bool:
+    """Whether a run has a trial under way."""
+    try:
+        return str(run.pid) in [path.read_text(encoding="utf-8") for path in (folder.path / "at_it").iterdir()]
+    except FileNotFoundError:
+        return False  # it ended between the two looks
+
+
+def test_what_a_run_that_was_killed_while_tuning_held_is_taken_over(folder: Folder) -> None:
+    folder.write({"w16": 16}, TUNED)
+    killed = folder.start("--workers", "1", stuck_after=2)
+    wait_for(lambda: folder.did().total() == 2 and is_at_work(folder, killed))
+    other = folder.start("--workers", "1")
+    wait_for(lambda: f"(process {killed.pid} on " in other.said())
+    killed.send(signal.SIGKILL)
+    tuned(folder, ended([other]))
+    assert killed.end()[0] == -signal.SIGKILL
+    assert set(folder.did().values()) == {1}
+    assert len(folder.did()) == 12
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_tuning_leaves_told_what_never_began(folder: Folder, number: signal.Signals, code: int) -> None:
+    folder.write({"w16": 16}, TUNED)
+    run = folder.start("--workers", "1", stuck_after=1)
+    wait_for(lambda: folder.did().total() == 1 and is_at_work(folder, run))
+    run.send(number)
+    (said,) = ended([run], code)
+    assert "tuning: 1 interrupted, 4 not run, 1 ok; 4 not run; report: " in said
+    facts = status(folder)["tuning"]
+    assert (facts["outcomes"], facts["not_run"], facts["left"]) == ({"ok": 1, "interrupted": 1}, 4, 5)
+    assert "1 of 6 tuning trials has ended" in folder.report()
+    tuned(folder, ended([folder.start("--workers", "1")]))
+    assert set(folder.did().values()) == {1}
+
+
+def cut(folder: Folder, after: int, number: signal.Signals, code: int) -> None:
+    """A run that gets a signal while it is at the trial that comes after so many."""
+    total, run = folder.did().total() + after, folder.start("--workers", "1", stuck_after=after)
+    wait_for(lambda: folder.did().total() == total and is_at_work(folder, run))
+    run.send(number)
+    assert run.end()[0] == code
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_a_sampler_draws_the_same_points_however_often_it_is_cut(folder: Folder, sampler: str) -> None:
+    """By a kill, by a signal, and gone on with by two at once; TPE looks at losses from the eleventh point on."""
+    pytest.importorskip("optuna")
+    space = f"train.lr: {{low: 1e-4, high: 1}}, seeds: 1, trials: 12, sampler: {sampler}"
+    folder.write({"w16": 16}, f"profile: {{decode: null}}\ntune: {{{space}}}\n")
+    cut(folder, 3, signal.SIGKILL, -9)
+    cut(folder, 18, signal.SIGTERM, 143)
+    ended([folder.start("--workers", "1") for _ in range(2)])
+    assert set(folder.did().values()) == {1}
+    assert len(folder.did()) == 24 + 4
+
+    asked = Experiment.from_file(str(folder.path / "tiny.yaml")).search
+    assert asked is not None
+    wanted, _ = asked.points(["any"], lambda _, point: abs(math.log10(point["train.lr"])), lambda _: True)
+    found = ablate.load(folder.store.folder).tuning
+    for _, each in found.groupby("variant"):
+        assert list(each["train.lr"]) == [point["train.lr"] for point in wanted["any"]]
+        assert sorted(each["attempts"])[:11] == [1] * 11
 
 
 # --- Ways to end ------------------------------------------------------------------------------------------------------

@@ -82,8 +82,8 @@ class Searched:
 
     @property
     def rows(self) -> list[Row]:
-        """All its tuning trials."""
-        return [row for point in self.points for row in point.rows]
+        """All its tuning trials, each once, also where a sampler has drawn its point again."""
+        return list({row["trial_id"]: row for point in self.points for row in point.rows}.values())
 
     @property
     def ceiling(self) -> float:
