@@ -18,7 +18,7 @@ from ablate.interleaved import Rounds
 from ablate.machine import Resources
 from ablate.metrics import TIMED
 from ablate.rounds import Row
-from ablate.stats import ALPHA, MOST_REPEATS, POWER, SOUGHT, Ratio, finite, repeats_needed, smallest_visible
+from ablate.stats import ALPHA, COARSEST, MOST_REPEATS, POWER, SOUGHT, Ratio, finite, repeats_needed, smallest_visible
 
 OWN_MODEL = """\
 name: built-in
@@ -119,9 +119,13 @@ def _line(each: Mapping[str, Any]) -> tuple[str, ...]:
         f"{mean:+.2f} % [{low:+.2f}, {high:+.2f}]",
         "none seen" if each["inside"] else "DIFFERS",
         f"{100 * each['sd']:.2f} %",
-        f"{100 * each['smallest_visible']:+.2f} %",
+        _visible(each["smallest_visible"]),
         f"{each['repeats_needed'] or f'none up to {MOST_REPEATS}'}",
     )
+
+
+def _visible(share: float) -> str:
+    return f"{100 * share:+.2f} %" if share <= COARSEST else f"over {100 * COARSEST:+.0f} %"
 
 
 def verdict(facts: Mapping[str, Any]) -> str:

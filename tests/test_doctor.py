@@ -211,6 +211,15 @@ def test_a_machine_too_noisy_for_its_rounds_says_so(timed: type[TwiceTimed]) -> 
     assert "too noisy for so few rounds: a slowdown of 5 % would mostly go unseen" in output
 
 
+def test_what_is_beyond_telling_has_no_number() -> None:
+    known = {"ratio": 1.0, "ratio_low": 0.5, "ratio_high": 2.0, "sd": 3.0, "inside": True, "repeats_needed": None}
+    seen = [
+        noise.lines({"figures": {"step_seconds_p50": {**known, "smallest_visible": share}}})[0][4]
+        for share in (0.05, 9.0, 1e20)
+    ]
+    assert seen == ["+5.00 %", "+900.00 %", "over +900 %"]
+
+
 def test_an_aa_check_as_json_with_known_answers(timed: type[TwiceTimed]) -> None:
     code, output, _ = aa("--aa", "--repeats", "6", "--json")
     facts = json.loads(output)

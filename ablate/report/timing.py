@@ -21,10 +21,9 @@ from ablate.report.text import (
     relative_interval,
     table,
 )
-from ablate.stats import POWER, Ratio, finite, rounds_to_decide
+from ablate.stats import COARSEST, POWER, Ratio, finite, rounds_to_decide
 
 WITHHELD = "withheld"
-COARSEST = 9.0
 CHANCE = f"{POWER * 100:.0f} % probability"
 TOO_COARSE = "**That is too coarse**: only times whose whole interval lies beyond it have a verdict."
 

@@ -8,6 +8,7 @@ from ablate.stats.growth import PowerLaw, power_law
 from ablate.stats.many import corrected, holm
 from ablate.stats.paired import Difference, Verdict, hedges_g, paired_difference
 from ablate.stats.power import (
+    COARSEST,
     MOST_REPEATS,
     POWER,
     SOUGHT,
@@ -26,6 +27,7 @@ from ablate.stats.values import Summary, finite, summarize, values_by_seed
 
 __all__ = [
     "ALPHA",
+    "COARSEST",
     "CONFIDENCE",
     "LEAST_RESAMPLED",
     "MOST_HIDDEN",

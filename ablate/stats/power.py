@@ -27,6 +27,9 @@ SD_CONFIDENCE = 0.8
 
 MOST_REPEATS = 1000
 
+COARSEST = 9.0
+"""The largest difference that is told as seen: tenfold. Beyond it a number would say nothing."""
+
 _LEAST_SD = 1e-9
 """Of the difference that is sought: values without any spread are planned with as if they had this much."""
 
