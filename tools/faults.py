@@ -5,7 +5,8 @@ Usage: python tools/faults.py [--only NAME ...] [--every N] [--at-once N] [--out
 A tiny experiment is run by the command line with one fault injected: a full disk, a signal, a dead tracking server, a
 damaged file. Then the same command is given again, and what is stored must be that of a run that nobody disturbed.
 `--every N` takes only each Nth moment of a fault, for a quick look. Writes the table as it goes on; exit status 1 where
-anything was lost, or not as expected. Linux only: it reads /proc.
+anything was lost, or not as expected. Linux only: it reads /proc. Root may write everything; it puts that down by
+`setpriv --bounding-set=-dac_override,-dac_read_search python tools/faults.py`.
 """
 
 from __future__ import annotations

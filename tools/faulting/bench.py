@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -60,6 +61,14 @@ LIMIT_SECONDS = 600.0
 
 _LEAVE_SECONDS = 20.0
 _drawing = threading.Lock()  # of plots, which knows one thread only
+
+
+def check_permissions_hold() -> None:
+    """Raises `Skipped` where this process may write everything, as root may that has not put that down."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o555)
+        if os.access(folder, os.W_OK):
+            raise Skipped("this process may write everything: as root, run it with setpriv (see tools/faults.py)")
 
 
 class Skipped(Exception):
@@ -358,7 +367,7 @@ class Bench:
 
     def _unreadable(self, home: Home) -> list[str]:
         """Whether a report could be written of what is there."""
-        if not (home.store / "experiment.json").is_file():
+        if not os.access(home.store / "experiment.json", os.R_OK):
             return []
         try:
             with _drawing:
@@ -420,7 +429,7 @@ def _held(home: Home) -> str:
     """What the store holds, in words."""
     try:
         found = load(home.store)
-    except ResultsError:
+    except (ResultsError, PermissionError):
         return "nothing"
     counts = [f"{n} {status}" for status, n in sorted(Counter(found.trials["status"]).items())]
     rounds = len(set(found.repeats["round"]))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from faulting.bench import Bench, Case, Home, Skipped
+from faulting.bench import Bench, Case, Home, check_permissions_hold
 from faulting.catalogue import at, fault, moment
 
 DAMAGE: dict[str, Callable[[Path], None]] = {
@@ -88,8 +87,7 @@ def a_damaged_document(bench: Bench) -> Iterable[Case]:
 @fault
 def no_permission(bench: Bench) -> Iterable[Case]:
     """Folders of a run that is done may not be written, or not be read: refused, and nothing is touched."""
-    if os.getuid() == 0:
-        raise Skipped("root may write everything")
+    check_permissions_hold()
     bench.undisturbed  # noqa: B018
     for folder in (".", "trials", "curves", "logs"):
         for mode in (0o555, 0o000):

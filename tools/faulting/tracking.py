@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ablate.results import load
-from faulting.bench import LIMIT_SECONDS, NAME, Bench, Case, Home, Skipped, mirror_faults
+from faulting.bench import LIMIT_SECONDS, NAME, Bench, Case, Home, Skipped, check_permissions_hold, mirror_faults
 from faulting.catalogue import at, fault, moment
 from faulting.signals import until
 
@@ -247,8 +247,7 @@ def _emptied(database: Path) -> None:
 
 
 def _read_only(database: Path) -> None:
-    if os.getuid() == 0:
-        raise Skipped("root may write everything")
+    check_permissions_hold()
     database.chmod(0o444)
 
 
